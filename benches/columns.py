@@ -2,18 +2,22 @@
 
     python benches/columns.py EBB FOLDER [--rounds N]        # needs numpy and pyarrow
 
-writes 256 MiB of tokens of each width, and a Parquet file of 20 columns with 2,000,000 rows, below FOLDER. Files are in the memory of the
+writes 256 MiB of tokens of each width, and Parquet files of 20 columns with 2,000,000 rows, below FOLDER. Files are in the memory of the
 system before anything is timed. `EBB` is a release build of `ebb`; `ebb data bench` measures it, with its order of records and its batches.
 
-- Tokens: u16 becomes i32, u32 becomes i64, in blocks of 1,024. The plain loop is numpy's copy of the same values, from the mapped file into
-  memory of the wider type that it uses again, in the order of the file.
+- Tokens: u16 becomes i32, u32 becomes i64, and labels become i64, the type of classes, in blocks of 1,024. The plain loop is numpy's copy of
+  the same values, from the mapped file into memory of the wider type that it uses again, in the order of the file.
 - Parquet: pyarrow has three ways to contiguous columns (whole table, row group by row group, batch by batch), each without threads. The best
-  one of each round counts.
+  one of each round counts. Each pass of Ebbflow decodes the file, because `--data-memory` is below its size.
+
+The peers keep the order of the file, so rows with a target have `shuffle = "none"`. Those with a shuffle (`records` for tokens, `window` with
+the rows of a row group for Parquet) have no target.
 
 Each ratio compares neighbouring measurements of one round, so a change of the machine's speed cancels. The rows are in FOLDER/columns.rows.
 """
 
 import argparse
+import collections
 import json
 import os
 import pathlib
@@ -31,6 +35,7 @@ BLOCK = 1024
 MICRO = 64
 TOKENS = 256 << 20
 ROWS, GROUP = 2_000_000, 131_072
+CODECS = ("zstd", "snappy")
 WIDER = {"u16": np.int32, "u32": np.int64}
 HEAD = """
 name = "columns"
@@ -53,12 +58,11 @@ micro = {micro}
 TABLE_JOB = HEAD + """
 [data]
 format = "parquet"
-train = {{ files = ["table.parquet"] }}
+train = {{ files = ["{codec}.parquet"] }}
 inputs = [{inputs}]
 label = "y"
 shuffle = "{shuffle}"
-window = {group}
-interleave = 1
+{window}
 [batch]
 micro = 4096
 """
@@ -70,13 +74,18 @@ def write(folder):
     for name in WIDER:
         dtype = np.dtype(name.replace("u", "<u").replace("16", "2").replace("32", "4"))
         random.integers(0, 50_257, TOKENS // dtype.itemsize, dtype=dtype).tofile(folder / f"{name}.bin")
-        (folder / f"{name}.toml").write_text(TOKENS_JOB.format(name=name, block=BLOCK, micro=MICRO, shuffle="records"))
+        for shuffle in ("none", "records"):
+            (folder / f"{name}-{shuffle}.toml").write_text(TOKENS_JOB.format(name=name, block=BLOCK, micro=MICRO, shuffle=shuffle))
     columns = {f"f{at}": random.normal(size=ROWS).astype(np.float32) for at in range(12)}
     columns |= {f"i{at}": random.integers(0, 100_000, ROWS) for at in range(7)}
     columns["y"] = random.integers(0, 2, ROWS)
-    parquet.write_table(pyarrow.table(columns), folder / "table.parquet", row_group_size=GROUP)
     inputs = ", ".join(f'"{name}"' for name in columns if name != "y")
-    (folder / "table.toml").write_text(TABLE_JOB.format(inputs=inputs, group=GROUP, shuffle="window"))
+    windows = f"window = {GROUP}\ninterleave = 1"
+    for codec in CODECS:
+        parquet.write_table(pyarrow.table(columns), folder / f"{codec}.parquet", row_group_size=GROUP, compression=codec)
+        for shuffle, window in (("none", ""), ("window", windows)):
+            job = TABLE_JOB.format(codec=codec, inputs=inputs, shuffle=shuffle, window=window)
+            (folder / f"{codec}-{shuffle}.toml").write_text(job)
 
 
 def rate(passes):
@@ -92,7 +101,7 @@ def plain_loop(folder, name):
     """Widens tokens and labels, as the pipeline does."""
     values = np.memmap(folder / f"{name}.bin", dtype=name.replace("u", "uint"), mode="r")
     tokens = np.empty(MICRO * BLOCK, WIDER[name])
-    labels = np.empty_like(tokens)
+    labels = np.empty(len(tokens), np.int64)
     while True:
         for at in range(0, len(values) - len(tokens) - 1, len(tokens)):
             np.copyto(tokens, values[at:at + len(tokens)], casting="safe")
@@ -122,7 +131,7 @@ def batches(path):
 
 def ours(ebb, job, values):
     """Values for each second of the whole pipeline; a record has so many values."""
-    command = [ebb, "data", "bench", job, "--data-threads", "1", "--seconds", str(2 * SECONDS), "--json"]
+    command = [ebb, "data", "bench", job, "--data-threads", "1", "--data-memory", "32MiB", "--seconds", str(2 * SECONDS), "--json"]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return values * json.loads(found)["records_per_second"]
 
@@ -136,26 +145,29 @@ def main():
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     pyarrow.set_cpu_count(1)
     folder, ebb = args.folder.resolve(), args.ebb.resolve()
-    if not (folder / "table.toml").exists():
+    if not (folder / "snappy-window.toml").exists():
         write(folder)
     for path in folder.iterdir():
         path.read_bytes()
-    ratios = {name: [] for name in ("u16 to i32, ours over a plain loop", "u32 to i64, ours over a plain loop",
-                                    "Parquet, ours over the best way of pyarrow")}
+    ratios = collections.defaultdict(list)
     for number in range(1, args.rounds + 1):
-        for name, wider in zip(ratios, WIDER):
-            peer = rate(plain_loop(folder, wider))
-            own = ours(ebb, folder / f"{wider}.toml", 2 * BLOCK)
-            print(f"round {number}: {wider}: loop {peer:.3g}, ours {own:.3g} values/s", file=sys.stderr)
-            ratios[name].append(own / peer)
-        ways = [rate(way(folder / "table.parquet")) for way in (whole_table, row_groups, batches)]
-        own = ours(ebb, folder / "table.toml", 20)
-        seen = ", ".join(f"{way:.3g}" for way in ways)
-        print(f"round {number}: Parquet: pyarrow {seen}, ours {own:.3g} values/s", file=sys.stderr)
-        ratios["Parquet, ours over the best way of pyarrow"].append(own / max(ways))
+        for name, wider in WIDER.items():
+            peer = rate(plain_loop(folder, name))
+            own, shuffled = (ours(ebb, folder / f"{name}-{shuffle}.toml", 2 * BLOCK) for shuffle in ("none", "records"))
+            print(f"round {number}: {name}: loop {peer:.3g}, ours {own:.3g}, shuffled {shuffled:.3g} values/s", file=sys.stderr)
+            kind = f"{name} to {np.dtype(wider).name}"
+            ratios[f"{kind}, over a plain loop"].append(own / peer)
+            ratios[f"{kind} with a shuffle, over a plain loop"].append(shuffled / peer)
+        for codec in CODECS:
+            ways = [rate(way(folder / f"{codec}.parquet")) for way in (whole_table, row_groups, batches)]
+            own, shuffled = (ours(ebb, folder / f"{codec}-{shuffle}.toml", 20) for shuffle in ("none", "window"))
+            seen = ", ".join(f"{way:.3g}" for way in ways)
+            print(f"round {number}: {codec}: pyarrow {seen}, ours {own:.3g}, shuffled {shuffled:.3g} values/s", file=sys.stderr)
+            ratios[f"Parquet with {codec}, over the best way of pyarrow"].append(own / max(ways))
+            ratios[f"Parquet with {codec} and a shuffle, over the best way of pyarrow"].append(shuffled / max(ways))
     with open(folder / "columns.rows", "w") as rows:
         for name, values in ratios.items():
-            target = 1.25 if "Parquet" in name else 0.9
+            target = None if "shuffle" in name else 1.25 if "Parquet" in name else 0.9
             print(json.dumps(row(name, "ratio", values, 1.0, target)), file=rows)
 
 

@@ -5,8 +5,8 @@
     reason = "cargo tells build scripts where to write through the environment"
 )]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files =
-        ["types", "parameters", "fleet", "jobs", "journal"].map(|name| format!("ebbflow/v1/{name}.proto"));
+    let files = ["types", "parameters", "fleet", "jobs", "scripts", "journal"]
+        .map(|name| format!("ebbflow/v1/{name}.proto"));
     for file in &files {
         println!("cargo:rerun-if-changed={file}");
     }
@@ -17,6 +17,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // Payloads stay slices of the receive buffer: no copy when decoding.
         .bytes(".ebbflow.v1")
         .btree_map(".ebbflow.v1")
+        // Nobody prints it: see `secret.rs`.
+        .skip_debug([".ebbflow.v1.Secret"])
         .compile_fds(descriptors)?;
     Ok(())
 }

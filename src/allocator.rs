@@ -14,11 +14,19 @@ const PURGE_DELAY: i32 = 15;
 /// mimalloc returns everything that is free then, so it must be long compared with a step.
 const KEPT_MS: c_long = 60_000;
 
+/// Time after which it does so where memory is scarce. Decoding 256 MiB of tables then takes half a
+/// GiB instead of one.
+const KEPT_MS_IF_SCARCE: c_long = 100;
+
+/// Memory is scarce where a process may use less than this, in bytes.
+const SCARCE: u64 = 4 << 30;
+
 /// The variable by which libtorch asks the system for huge pages, for tensors of 2 MiB and more
 /// (`c10/core/impl/alloc_cpu.cpp`).
 const HUGE_PAGES: &str = "THP_MEM_ALLOC_ENABLE";
 
-/// Keeps free memory for a minute instead of a second, and libtorch's for good.
+/// Keeps free memory for a minute instead of a second, and libtorch's for good. `memory` is what
+/// the process may use, in bytes: below 4 GiB it keeps free memory for 0.1 s.
 ///
 /// Each step receives and sends the whole model in memory that the step before gave back. If the
 /// system took this memory meanwhile, the system must clear every page of it again, which took a
@@ -36,15 +44,19 @@ const HUGE_PAGES: &str = "THP_MEM_ALLOC_ENABLE";
 ///
 /// libtorch's large tensors get huge pages if the system permits them: 2 % of the network's time
 /// went into looking up small pages. `THP_MEM_ALLOC_ENABLE=0` in the environment prevents it.
-pub fn keep_free_memory() {
+pub fn keep_free_memory(memory: u64) {
     // SAFETY: takes two numbers; not thread-safe, and there are no threads yet. Without mimalloc it
     // has no effect.
-    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, KEPT_MS) }
+    unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, kept_ms(memory)) }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     keep_free_memory_of_c();
     if !crate::config::is_set(HUGE_PAGES) {
         ask_for_huge_pages();
     }
+}
+
+const fn kept_ms(memory: u64) -> c_long {
+    if memory < SCARCE { KEPT_MS_IF_SCARCE } else { KEPT_MS }
 }
 
 #[expect(
@@ -79,8 +91,9 @@ mod tests {
         // SAFETY: takes a number.
         let now = || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
         assert_eq!(now(), 1000, "mimalloc's own");
-        keep_free_memory();
+        keep_free_memory(u64::MAX);
         assert_eq!(now(), KEPT_MS);
+        assert_eq!((kept_ms(1 << 30), kept_ms(SCARCE)), (KEPT_MS_IF_SCARCE, KEPT_MS));
 
         #[cfg(all(target_os = "linux", target_env = "gnu"))]
         // SAFETY: takes nothing; what malloc gives is freed.

@@ -11,6 +11,8 @@ use clap::{Parser, Subcommand, ValueEnum};
 use client::Start;
 use model::device::Choice;
 use net::security::{self, TokenRole};
+use proto::script::PROCESSES_MAX;
+use proto::size;
 use proto::spec::{BLOCK_MAX, DataSet, WORKERS_MAX};
 
 use crate::launch::variables::variable;
@@ -20,10 +22,11 @@ use crate::settings::{Flags, Role, roles};
 /// moment.
 ///
 /// `ebb run JOB.toml` trains in this one process, and `ebb run SCRIPT.py` trains a PyTorch loop in
-/// processes of this host. For a cluster, start `ebb master`, any number of
-/// `ebb ps` and `ebb worker`, and then run `ebb submit JOB.toml`. Exit code: 0 on success, 1 after
-/// a failure, 2 for a wrong command line, 130 after Ctrl-C, 143 after SIGTERM. `ebb master`, `ebb
-/// ps` and `ebb worker` exit with 0 after Ctrl-C and SIGTERM.
+/// processes of this host. For a cluster, start `ebb master`, any number of `ebb ps` and `ebb
+/// worker`, and then run `ebb submit JOB.toml` or `ebb submit SCRIPT.py`. Exit code: 0 on success,
+/// 1 after a failure, 2 for a wrong command line, 3 when workers of this process lost their device,
+/// 130 after Ctrl-C, 143 after SIGTERM. `ebb master`, `ebb ps` and `ebb worker` exit with 0 after
+/// Ctrl-C and SIGTERM.
 #[derive(Debug, Parser)]
 #[command(name = "ebb", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -72,7 +75,7 @@ pub(crate) enum Command {
     Ps(Flags<roles::Ps>),
     /// Start a worker: it computes gradients
     Worker(Flags<roles::Worker>),
-    /// Send a job to a master
+    /// Send a job to a master, or a Python script whose processes run on the cluster's workers
     Submit(Submit),
     /// List the master's jobs, oldest first
     Jobs(Jobs),
@@ -80,6 +83,8 @@ pub(crate) enum Command {
     Status(OneJob),
     /// Follow a job until it ends. Exit code 0 if it succeeds
     Watch(OneJob),
+    /// Print what the processes of a submitted script said
+    Logs(Logs),
     /// Set how many workers take part in a job. This changes its speed, never the trained bits
     Scale(Scale),
     /// Hold a job: its workers finish what they have and get nothing new
@@ -159,7 +164,8 @@ pub(crate) struct CertsInit {
     #[arg(long = "host", value_name = "HOST")]
     pub(crate) hosts: Vec<String>,
     /// A user, and the role of the user's token: read, submit, operate, or script for programs with
-    /// ebbflow.join. May be repeated [default: user=operate]
+    /// ebbflow.join. `submit+scripts` and `operate+scripts` may also send scripts. May be repeated
+    /// [default: user=operate]
     #[arg(long = "user", value_name = "NAME=ROLE")]
     pub(crate) users: Vec<String>,
     /// Days until the certificates expire. The authority's own certificate lasts ten years
@@ -211,6 +217,10 @@ pub(crate) struct CertsToken {
     /// Largest size of the files of these jobs together, in bytes [default: the master's limit]
     #[arg(long, value_name = "BYTES")]
     pub(crate) artifact_bytes_max: Option<u64>,
+    /// Let the holder send scripts, whose code runs on workers with --scripts. For the roles submit
+    /// and operate
+    #[arg(long)]
+    pub(crate) scripts: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -235,6 +245,9 @@ pub(crate) struct DataBench {
     /// Threads that make batches [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) data_threads: Option<u32>,
+    /// Memory for decoded data, such as 256MiB [default: a quarter of what the process may use]
+    #[arg(long, value_name = "BYTES", value_parser = proto::size::parse)]
+    pub(crate) data_memory: Option<u64>,
     /// Time of the measurement, in seconds
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub(crate) seconds: u64,
@@ -324,7 +337,7 @@ pub(crate) struct DataConvert {
     #[arg(long, value_name = "N", conflicts_with = "shard_bytes", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) records_per_shard: Option<u64>,
     /// Bytes of the values of a shard, about, e.g. `64MiB` [default: 128MiB]
-    #[arg(long, value_name = "SIZE", value_parser = bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) shard_bytes: Option<u64>,
     /// Threads that read and write [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -335,26 +348,6 @@ pub(crate) struct DataConvert {
     /// Print one JSON object on stdout
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// Parses a number of bytes: `4096`, `64MiB`, `1GB`.
-fn bytes(text: &str) -> Result<u64, String> {
-    let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let units = [
-        ("", 1),
-        ("B", 1),
-        ("kB", 1000),
-        ("MB", 1000 * 1000),
-        ("GB", 1000 * 1000 * 1000),
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-    ];
-    let factor = units.into_iter().find(|(name, _)| *name == unit.trim()).map(|(_, factor)| factor);
-    let bytes = factor.and_then(|factor: u64| number.parse::<u64>().ok()?.checked_mul(factor));
-    let wrong = "expected a number of bytes of at least 1, such as 4096, 64MiB or 1GB; units are kB, MB, GB, KiB, MiB, GiB";
-    bytes.filter(|&bytes| bytes > 0).ok_or_else(|| wrong.to_owned())
 }
 
 #[derive(Debug, Subcommand)]
@@ -486,7 +479,7 @@ pub(crate) struct Reach {
 /// A job file, and changes of its settings.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct JobFile {
-    /// Job file, see docs/job.md
+    /// Job file, see docs/job.md. `ebb submit` takes a Python script, too
     #[arg(value_name = "JOB.toml")]
     pub(crate) job: PathBuf,
     /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`. May be repeated
@@ -513,8 +506,10 @@ pub(crate) struct Run {
     /// Change a setting of the job file, e.g. `--set optimizer.learning_rate=0.01`. May be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub(crate) overrides: Vec<String>,
-    /// Number of workers, 1 to 256. It changes the speed, never the trained bits. Each worker of a
-    /// script is a process [default: fleet.workers.min of the job file, 1 for a script]
+    /// Number of workers, 1 to 256. It changes the speed, never the trained bits. They take turns
+    /// on the devices. Each worker of a script is a process, which sees its device alone [default:
+    /// one for each CUDA device, within fleet.workers of the job file, otherwise its
+    /// fleet.workers.min; for a script one for each device that --device names, otherwise 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: Option<u32>,
     /// Number of parameter servers, 1 to 256, each with a part of the model [default: fleet.ps of
@@ -537,6 +532,50 @@ pub(crate) struct Run {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) script: Script,
+    #[command(flatten)]
+    pub(crate) launch: Launch,
+}
+
+/// Machines of a platform, on which a script runs.
+#[derive(Debug, Default, clap::Args)]
+pub(crate) struct Launch {
+    /// Start a master, the ps and an agent for each process on machines of this platform, and take
+    /// everything away at the end. It needs the Python package `ebbflow`, here and on the machines
+    #[arg(long, value_name = "PLATFORM", value_enum, help_heading = "Launch")]
+    pub(crate) on: Option<Platform>,
+    /// Processors of each process of the script [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256), requires = "on",
+        help_heading = "Launch")]
+    pub(crate) cpus: Option<u32>,
+    /// Give each process of the script a GPU
+    #[arg(long, requires = "on", help_heading = "Launch")]
+    pub(crate) gpu: bool,
+    /// Image with Python, `ebbflow` and what the script imports, for Kubernetes
+    #[arg(long, value_name = "IMAGE", requires = "on", help_heading = "Launch")]
+    pub(crate) image: Option<String>,
+}
+
+/// What starts roles on its machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Platform {
+    Slurm,
+    Ray,
+    Kubernetes,
+    /// This host, for tests.
+    #[value(hide = true)]
+    Local,
+}
+
+impl Platform {
+    /// Its name in arguments.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Slurm => "slurm",
+            Self::Ray => "ray",
+            Self::Kubernetes => "kubernetes",
+            Self::Local => "local",
+        }
+    }
 }
 
 /// What only the processes of a script have.
@@ -546,7 +585,7 @@ pub(crate) struct Script {
     /// python3]
     #[arg(long, value_name = "PROGRAM", help_heading = "Script")]
     pub(crate) python: Option<PathBuf>,
-    /// Variable of the environment of a script. May be repeated. Not EBB_*, LD_*, PYTHON* or PATH
+    /// Variable of the environment of a script. May be repeated. Not EBB*, LD_*, PYTHON* or PATH
     #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable, help_heading = "Script")]
     pub(crate) variables: Vec<(String, String)>,
     /// Arguments of a script, after `--`
@@ -564,7 +603,8 @@ pub(crate) struct Measure {
     #[arg(long, value_name = "FILE|FOLDER|URL")]
     pub(crate) model: String,
     /// Number of workers in this process, 1 to 256. It changes the speed, never the result
-    /// [default: fleet.workers.min of the job file]
+    /// [default: one for each CUDA device, within fleet.workers of the job file, otherwise its
+    /// fleet.workers.min]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub(crate) workers: Option<u32>,
     /// Number of parameter servers in this process, 1 to 256 [default: fleet.ps of the job file]
@@ -662,7 +702,8 @@ pub(crate) struct Compute {
     /// floating-point bits
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
-    /// Device to compute on: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)
+    /// Devices to compute on: cpu; cuda:N, or several such as cuda:0,2; all (every CUDA device, at
+    /// least one); or auto (every CUDA device, otherwise the CPU). A worker keeps to one device
     #[arg(long, value_name = "DEVICE", default_value_t = Choice::Auto)]
     pub(crate) device: Choice,
     /// Folder that all data paths of the job start from, absolute paths too [default: the job
@@ -688,6 +729,23 @@ pub(crate) enum Instructions {
 pub(crate) struct Submit {
     #[command(flatten)]
     pub(crate) file: JobFile,
+    /// Number of processes of a script, 1 to 1024. They run on workers that were started with
+    /// --scripts [default: 1]
+    #[arg(long, value_name = "N", help_heading = "Script", value_parser = clap::value_parser!(u32).range(1..=i64::from(PROCESSES_MAX)))]
+    pub(crate) workers: Option<u32>,
+    /// Name of a script [default: the name of its file]
+    #[arg(long, value_name = "NAME", help_heading = "Script")]
+    pub(crate) name: Option<String>,
+    /// Variable of the environment of a script. May be repeated. Not EBB*, LD_*, PYTHON* or PATH
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable, help_heading = "Script")]
+    pub(crate) variables: Vec<(String, String)>,
+    /// Variable of the environment of a script whose value is that of this command's environment.
+    /// The value is stored nowhere, and left out of logs. May be repeated
+    #[arg(long = "secret", value_name = "NAME", help_heading = "Script")]
+    pub(crate) secrets: Vec<String>,
+    /// Arguments of a script, after `--`
+    #[arg(last = true, value_name = "ARGUMENT", help_heading = "Script")]
+    pub(crate) arguments: Vec<String>,
     #[command(flatten)]
     pub(crate) reach: Reach,
     #[command(flatten)]
@@ -724,6 +782,28 @@ pub(crate) struct OneJob {
     /// Print JSON on stdout, one object per line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Logs {
+    /// Job: its number, NAME-ID, or name (the newest job of that name)
+    pub(crate) job: String,
+    /// Process to read, by its number or its name, such as train-7-0 [default: all of them]
+    #[arg(long, value_name = "W", value_parser = process)]
+    pub(crate) worker: Option<u32>,
+    /// Go on with new lines until the script is over. After Ctrl-C the script goes on
+    #[arg(long)]
+    pub(crate) follow: bool,
+    #[command(flatten)]
+    pub(crate) reach: Reach,
+}
+
+/// Parses the number of a process, or a name that ends with it.
+fn process(text: &str) -> Result<u32, String> {
+    let number = text.rsplit_once('-').map_or(text, |(_, number)| number);
+    number
+        .parse()
+        .map_err(|_| "expected a number, or a name that ends with one, such as train-7-0".to_owned())
 }
 
 #[derive(Debug, clap::Args)]
@@ -872,6 +952,12 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_named_by_its_number() {
+        assert_eq!((process("3"), process("my-train-7-12")), (Ok(3), Ok(12)));
+        assert!(process("train").is_err() && process("7-").is_err());
+    }
+
+    #[test]
     fn a_model_is_measured_here_or_at_a_master() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).map(|cli| cli.command);
         let Ok(Command::Evaluate(here)) = parse("ebb evaluate job.toml --model out --workers 3") else {
@@ -897,9 +983,12 @@ mod tests {
 
     #[test]
     fn sizes_have_units_and_lengths_have_columns() {
-        assert_eq!((bytes("4096"), bytes("64MiB"), bytes("3 kB")), (Ok(4096), Ok(64 << 20), Ok(3000)));
+        assert_eq!(
+            (size::parse("4096"), size::parse("64MiB"), size::parse("3 kB")),
+            (Ok(4096), Ok(64 << 20), Ok(3000))
+        );
         for wrong in ["", "MiB", "0", "1.5GB", "1TB", "-1", "99999999999999999999", "20000000000GiB"] {
-            assert!(bytes(wrong).is_err(), "{wrong}");
+            assert!(size::parse(wrong).is_err(), "{wrong}");
         }
         assert_eq!(
             (length("x=784"), length("a=b=1")),

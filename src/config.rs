@@ -13,6 +13,8 @@ use net::memory::Memory;
 use net::security::{self, Keys};
 use store::Stores;
 
+use crate::launch::devices::VISIBLE;
+
 /// The default address of a master.
 const MASTER: &str = "127.0.0.1:4700";
 
@@ -79,6 +81,25 @@ pub(crate) fn c_tunables() -> String {
 /// True if the environment has a variable, which a library reads.
 pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
+}
+
+/// Returns the value of a variable that a user names as a secret.
+///
+/// # Errors
+/// It is not set, or is no text. The error has no value.
+pub(crate) fn secret(name: &str) -> Result<String> {
+    match std::env::var(name) {
+        Ok(value) => Ok(value),
+        Err(std::env::VarError::NotPresent) => {
+            bail!("--secret {name}: the environment has no such variable; set it for this command")
+        }
+        Err(std::env::VarError::NotUnicode(_)) => bail!("--secret {name}: its value is no UTF-8"),
+    }
+}
+
+/// Returns the devices to which CUDA limits this process, as the user wrote them. `None`: all.
+pub(crate) fn visible_devices() -> Option<String> {
+    std::env::var(VISIBLE).ok()
 }
 
 /// True if a variable, which a library reads, has this value.

@@ -2,12 +2,18 @@
 //!
 //! ```text
 //!   pure:   restarts (what follows an end)  lines (output as lines)  variables (which may be set)
-//!   edge:   log (a bounded file)   process (a process group)   slot (one process after the other)
+//!           devices (who gets which)  redaction (secrets in output)
+//!   edge:   user (as whom)   orphans (what they leave behind)
+//!           log (a bounded file)   process (a process group)   slot (one process after the other)
 //! ```
 
+pub(crate) mod devices;
 pub(crate) mod lines;
 pub(crate) mod log;
+pub(crate) mod orphans;
 pub(crate) mod process;
+pub(crate) mod redaction;
 pub(crate) mod restarts;
 pub(crate) mod slot;
+pub(crate) mod user;
 pub(crate) mod variables;

@@ -19,6 +19,7 @@
 //! [`client`] submits and follows jobs from a program without a command line. [`pipe`] is an
 //! in-memory network for tests.
 
+mod agent;
 pub mod allocator;
 mod app;
 mod args;
@@ -63,6 +64,9 @@ const NOBODY_READS: u8 = 128 + 13;
 /// Exit code after a failure.
 const FAILURE: u8 = 1;
 
+/// Exit code of a worker whose device is lost. A start on the devices that are left may go well.
+const DEVICE_LOST: u8 = 3;
+
 /// The whole program: parses the command line, runs it, and explains a failure on stderr.
 ///
 /// `registry` has the networks that `model.builtin` can name. The verbs that compute (`worker`,
@@ -76,7 +80,7 @@ pub fn main(registry: model::Registry) -> ExitCode {
 ///
 /// Call this function before the process has threads.
 pub fn main_with(arguments: Vec<OsString>, registry: model::Registry) -> u8 {
-    allocator::keep_free_memory();
+    allocator::keep_free_memory(data::memory_limit());
     let environment = Environment::read(arguments.first());
     let cli = Cli::parse_from(arguments);
     if let Err(error) = numerics::hold(&cli, &environment) {
@@ -92,7 +96,7 @@ pub fn main_with(arguments: Vec<OsString>, registry: model::Registry) -> u8 {
         Err(error) if error.is::<NobodyReads>() => NOBODY_READS,
         Err(error) => {
             eprint!("{}", explain(&error));
-            FAILURE
+            failure(&error)
         }
     };
     if computes {
@@ -154,6 +158,7 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Predict(args) => return verbs::predict::run(args, app).await,
         Command::Submit(args) => return verbs::submit::run(args, app).await,
         Command::Watch(args) => return verbs::watch::run(args, app).await,
+        Command::Logs(args) => verbs::logs::run(args, app).await,
         Command::Checkpoint(verb) => return verbs::checkpoint::run(verb, app).await,
         Command::Data(verb) => return verbs::data::run(verb, app).await,
         Command::Master(args) => roles::master::run(args, app).await,
@@ -172,6 +177,15 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
         Command::Completions(args) => verbs::completions::run(&args, app),
     }
     .map(|()| true)
+}
+
+/// Returns the exit code after an error.
+fn failure(error: &anyhow::Error) -> u8 {
+    let lost = error.chain().any(|cause| {
+        let of_worker = cause.downcast_ref::<worker::Error>().is_some_and(worker::Error::is_device_lost);
+        of_worker || cause.downcast_ref::<client::Error>().is_some_and(client::Error::is_device_lost)
+    });
+    if lost { DEVICE_LOST } else { FAILURE }
 }
 
 /// `error: what`, then its causes, each once: libraries like to repeat the cause in the message.
@@ -202,6 +216,19 @@ fn advice(error: &(dyn std::error::Error + 'static)) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lost_device_has_an_exit_code_of_its_own() {
+        let lost = || worker::Error::DeviceLost {
+            device: "cuda:0".into(),
+            reason: "CUDA error: uncorrectable ECC error encountered".to_owned(),
+            by_task: false,
+        };
+        assert_eq!(failure(&lost().into()), DEVICE_LOST);
+        assert_eq!(failure(&anyhow::Error::from(lost()).context("a worker")), DEVICE_LOST);
+        assert_eq!(failure(&client::Error::from(lost()).into()), DEVICE_LOST);
+        assert_eq!(failure(&worker::Error::Options(Vec::new()).into()), FAILURE);
+    }
 
     #[test]
     fn errors_are_explained_with_their_causes_and_without_repetition() {

@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::builder::ValueParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use model::device::Choice;
+use proto::size;
 use serde::de::DeserializeOwned;
 use toml::Value;
 
@@ -35,7 +36,7 @@ pub(crate) enum Kind {
     Count,
     /// `true` or `false`. The flag alone is `true`.
     Switch,
-    /// The device of a worker or a ps.
+    /// The devices of a worker, or the device of a ps.
     Device,
 }
 
@@ -56,7 +57,8 @@ impl Kind {
     /// Parses the text of a flag or variable.
     fn parse(self, text: &str) -> Result<Value, String> {
         let value = match self {
-            Self::Bytes | Self::Count => {
+            Self::Bytes => Value::String(text.trim().replace('_', "")),
+            Self::Count => {
                 let number = text.trim().replace('_', "").parse().map(Value::Integer);
                 number.map_err(|_| format!("`{text}` is no number; write e.g. 1024"))?
             }
@@ -71,18 +73,24 @@ impl Kind {
             }
             Self::Text | Self::Path | Self::Duration | Self::Device => Value::String(text.to_owned()),
         };
-        self.check(&value).map(|()| value)
+        self.read(&value)
     }
 
-    /// Checks that a value is of this kind.
-    fn check(self, value: &Value) -> Result<(), String> {
+    /// Returns a value as the options have it, if it is of this kind.
+    fn read(self, value: &Value) -> Result<Value, String> {
+        let same = || value.clone();
         match (self, value) {
-            (Self::Text | Self::Path, Value::String(_)) | (Self::Switch, Value::Boolean(_)) => Ok(()),
-            (Self::Bytes | Self::Count, Value::Integer(0..)) => Ok(()),
-            (Self::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(()),
-            (Self::Duration, Value::String(text)) => proto::duration::parse(text).map(drop),
+            (Self::Text | Self::Path, Value::String(_)) | (Self::Switch, Value::Boolean(_)) => Ok(same()),
+            (Self::Bytes | Self::Count, Value::Integer(0..)) => Ok(same()),
+            (Self::Bytes, Value::String(text)) if text == "0" => Ok(Value::Integer(0)),
+            (Self::Bytes, Value::String(text)) => {
+                let bytes = size::parse(text).map_err(|why| format!("`{text}`: {why}"))?;
+                i64::try_from(bytes).map(Value::Integer).map_err(|_| format!("`{text}` is too large"))
+            }
+            (Self::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(same()),
+            (Self::Duration, Value::String(text)) => proto::duration::parse(text).map(|_| same()),
             (Self::Device, Value::String(text)) => {
-                text.parse::<Choice>().map(drop).map_err(|error| error.to_string())
+                text.parse::<Choice>().map(|_| same()).map_err(|error| error.to_string())
             }
             _ => Err(format!(
                 "expected {}, found {value}",
@@ -90,7 +98,7 @@ impl Kind {
                     Self::Text | Self::Path | Self::Device => "a text in quotes",
                     Self::Texts => "a list of texts in quotes",
                     Self::Duration => "a duration in quotes, e.g. \"30s\"",
-                    Self::Bytes => "a number of bytes, at least 0",
+                    Self::Bytes => "a number of bytes, e.g. 1024 or \"64MiB\"",
                     Self::Count => "a number, at least 0",
                     Self::Switch => "true or false",
                 }
@@ -314,7 +322,7 @@ impl Settings {
                 Err(why) => wrong.push(format!("{from}: {}: {why}", setting.key)),
             };
             if let Some(value) = file.get(setting.key) {
-                take(setting.kind.check(value).map(|()| value.clone()), Origin::File(path.clone()));
+                take(setting.kind.read(value), Origin::File(path.clone()));
             }
             if let Some(text) = environment.variable(&variable) {
                 take(setting.kind.parse(text), Origin::Environment(variable));
@@ -345,6 +353,11 @@ impl Settings {
     /// Returns the path of a setting, if it has one.
     pub(crate) fn path(&self, key: &str) -> Option<PathBuf> {
         self.text(key).map(PathBuf::from)
+    }
+
+    /// Returns the number of a setting, if it has one.
+    pub(crate) fn count(&self, key: &str) -> Option<u64> {
+        self.row(key)?.value.as_ref()?.as_integer()?.try_into().ok()
     }
 
     /// Returns the duration of a setting, if it has one.
@@ -442,6 +455,21 @@ mod tests {
         assert!(said.contains("checkpoints: checkpoint store `runs`"), "{said}");
         let said = settings::<Master>("", "checkpoints = '/a'", &[]).unwrap_err();
         assert!(said.contains("expected a list of texts in quotes"), "{said}");
+    }
+
+    #[test]
+    fn bytes_are_a_number_or_a_text_with_a_unit() {
+        let memory = |line: &str, file: &str, variables: &[(&str, &str)]| {
+            settings::<Worker>(line, file, variables)?.options::<worker::Options>().map(|of| of.data_memory)
+        };
+        assert_eq!(memory("", "data_memory = 1_000", &[]), Ok(1000));
+        assert_eq!(memory("", "data_memory = '64MiB'", &[]), Ok(64 << 20));
+        assert_eq!(memory("", "", &[("EBB_WORKER_DATA_MEMORY", "2 kB")]), Ok(2000));
+        assert_eq!(memory("--data-memory 1_024KiB", "", &[]), Ok(1 << 20));
+        for wrong in ["8 floppies", "-1", "99999999TiB"] {
+            let said = memory("", &format!("data_memory = '{wrong}'"), &[]).unwrap_err();
+            assert!(said.contains("data_memory") && said.contains(wrong), "{said}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! (`OTEL_EXPORTER_OTLP_ENDPOINT`). The timeline of this process as a Chrome trace, if the user
 //! names a file (`--trace`).
 
+pub(crate) mod devices;
 mod export;
 pub(crate) mod metrics;
 mod span;

@@ -11,6 +11,7 @@ pub(crate) mod evaluate;
 pub(crate) mod fetch;
 pub(crate) mod health;
 pub(crate) mod jobs;
+pub(crate) mod logs;
 mod measure;
 pub(crate) mod pause;
 pub(crate) mod predict;

@@ -116,6 +116,8 @@ async fn live(
         device: "cpu".to_owned(),
         numerics: None,
         program: String::new(),
+        device_memory_bytes: 0,
+        script: 0,
     };
     let reply = fleet.register(register).await?.into_inner();
     let pb::RegisterReply { incarnation, heartbeat_ms, secret, .. } = reply;

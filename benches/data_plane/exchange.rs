@@ -85,6 +85,7 @@ impl Case {
             restore: None,
             homes: Vec::new(),
             placement: 0,
+            script: None,
         })
         .expect("a valid opening");
         ps

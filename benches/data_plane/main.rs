@@ -56,7 +56,7 @@ const BYTES: usize = 64 << 20;
 const REQUESTS: usize = 96;
 
 fn main() -> ExitCode {
-    ebbflow::allocator::keep_free_memory();
+    ebbflow::allocator::keep_free_memory(u64::MAX);
     match std::env::args().nth(1).as_deref() {
         Some("serve-sums") => SUMS.serve(),
         Some("serve-narrow") => NARROW.serve(),

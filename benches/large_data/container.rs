@@ -8,8 +8,8 @@ use super::harness;
 /// Name of the empty image in which workers run. Programs and libraries are the host's.
 const IMAGE: &str = "ebbflow-bench-empty";
 
-/// Folders of the host that a container sees.
-const LIBRARIES: [&str; 3] = ["/lib", "/lib64", "/usr/lib"];
+/// Folders of the host that a container sees. Without certificates no client of S3 starts.
+const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/etc/ssl"];
 
 /// Anonymous and shared memory of a container, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,8 +20,10 @@ pub(crate) struct Memory {
 /// A worker in a container. The container is removed with its handle.
 pub(crate) struct Worker {
     id: String,
+    /// Number of the process on the host.
+    process: String,
     memory: Memory,
-    /// Bytes that the container has read from the disk.
+    /// Bytes that the worker has read from the disk.
     read: Option<u64>,
     is_killed: bool,
 }
@@ -42,7 +44,9 @@ impl Worker {
         command.args(environment.iter().map(|(name, value)| format!("--env={name}={value}")));
         command.args(["--tmpfs=/tmp", IMAGE, "/ebb", "worker", "--device", "cpu", "--master", master]);
         let id = output(&mut command).trim().to_owned();
-        Self { id, memory: Memory::default(), read: None, is_killed: false }
+        let process = output(Command::new("docker").args(["inspect", "--format={{.State.Pid}}", &id]));
+        let process = process.trim().to_owned();
+        Self { id, process, memory: Memory::default(), read: None, is_killed: false }
     }
 
     /// Notes how much memory the container uses now, and how much it has read.
@@ -98,15 +102,10 @@ impl Worker {
         Some(value("rss").or_else(|| value("anon"))? + value("shmem").unwrap_or(0))
     }
 
+    /// `read_bytes` of the process: what the system read from the disk for it.
     fn read_now(&self) -> Option<u64> {
-        let first = std::fs::read_to_string(self.group("blkio").join("blkio.throttle.io_service_bytes"));
-        if let Ok(text) = first {
-            let read = |line: &str| line.split_once(" Read ")?.1.parse::<u64>().ok();
-            return Some(text.lines().filter_map(read).sum());
-        }
-        let text = std::fs::read_to_string(self.group("").join("io.stat")).ok()?;
-        let words = text.split_whitespace();
-        Some(words.filter_map(|word| word.strip_prefix("rbytes=")?.parse::<u64>().ok()).sum())
+        let text = std::fs::read_to_string(format!("/proc/{}/io", self.process)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("read_bytes: ")?.parse().ok())
     }
 
     /// Folder of the container's control group.

@@ -147,15 +147,14 @@ fn main() -> ExitCode {
     println!("run             workers source  seconds  anon+shm MiB  read/data  killed  model");
     for run in RUNS.iter().filter(|run| chosen.is_empty() || chosen.iter().any(|name| name == run.name)) {
         let data = files::write(&folder.join(bytes.to_string()), run.kind, bytes);
-        let proxy = server.as_ref().map(|server| {
-            files::upload(server, &data);
-            Proxy::start(server)
-        });
-        let fleets = FLEETS.iter().filter(|fleet| !fleet.on_s3 || proxy.is_some());
+        let fleets = FLEETS.iter().filter(|fleet| !fleet.on_s3 || server.is_some());
         let trained: Vec<_> = fleets
             .map(|&fleet| {
-                let source = proxy.as_ref().filter(|_| fleet.on_s3);
-                let trained = train(run, &data, fleet, source, full);
+                let proxy = server.as_ref().filter(|_| fleet.on_s3).map(|server| {
+                    files::upload(server, &data);
+                    Proxy::start(server)
+                });
+                let trained = train(run, &data, fleet, proxy.as_ref(), full);
                 show(run, fleet, &trained, data.bytes);
                 trained
             })

@@ -44,6 +44,18 @@ pub enum Error {
         source: Failure,
     },
 
+    /// Files of a folder cannot travel with a script.
+    #[error("{}: {reason}", path.display())]
+    Bundle {
+        /// The file, or the folder.
+        path: PathBuf,
+        /// The reason, and what to do.
+        reason: String,
+    },
+    /// A bundle is damaged, or somebody made it by hand.
+    #[error("the bundle of the script is refused: {0}")]
+    BadBundle(String),
+
     /// A job file cannot be read.
     #[error("job file {}", path.display())]
     JobFile {
@@ -338,6 +350,11 @@ impl Error {
             Self::NoAnswer { last, .. } => last.as_ref(),
             _ => None,
         }
+    }
+
+    /// Returns whether a worker of this process cannot use its device any more.
+    pub const fn is_device_lost(&self) -> bool {
+        matches!(self, Self::Worker(error) if error.is_device_lost())
     }
 }
 

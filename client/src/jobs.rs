@@ -6,13 +6,17 @@ use std::time::Duration;
 
 use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use net::failover::Failover;
+use proto::artifact;
 use proto::pb;
 use proto::pb::jobs_client::JobsClient;
+use proto::pb::scripts_client::ScriptsClient;
 use proto::retry::Retry;
+use proto::script::BUNDLE;
 use proto::status::{Failure, Kind};
 use tokio::time::Instant;
 use tonic::Status;
 
+use crate::bundle::Bundle;
 use crate::download::{Memory, download};
 use crate::{Error, Follow, JobStatus, Notice, Notices, Result, Submission, report};
 
@@ -26,6 +30,7 @@ const NOTICE_EVERY: Duration = Duration::from_secs(3);
 #[derive(Clone, Debug)]
 pub struct Client {
     jobs: JobsClient<Failover>,
+    scripts: ScriptsClient<Failover>,
     url: String,
     patience: Duration,
     notices: Notices,
@@ -39,8 +44,9 @@ impl Client {
     /// `url` is no URL.
     pub fn new(dialer: &Dialer, url: &str, patience: Duration) -> Result<Self> {
         let channel = Failover::new(dialer, url, Purpose::Control).map_err(Error::Url)?;
+        let scripts = ScriptsClient::new(channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let jobs = JobsClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        Ok(Self { jobs, url: url.to_owned(), patience, notices: Notices::default() })
+        Ok(Self { jobs, scripts, url: url.to_owned(), patience, notices: Notices::default() })
     }
 
     /// This client, with notices for a function of the caller.
@@ -63,12 +69,32 @@ impl Client {
         self.reach().await?;
         let mut jobs = self.jobs.clone();
         let answer = jobs.submit(futures::stream::iter(submission.into_messages())).await;
-        let reply = answer.map_err(failure).map_err(|failure| {
-            // A limit is an answer: the master has not taken the job.
-            let lost = failure.is_retryable() && failure.kind != Kind::Full;
-            if lost { Error::AnswerLost(failure) } else { Error::Refused(failure) }
-        })?;
-        Ok(reply.into_inner())
+        answer.map(tonic::Response::into_inner).map_err(not_taken)
+    }
+
+    /// Sends a script once, like [`submit`](Self::submit), with the values of the secrets that its
+    /// description names. Agents of the cluster run it.
+    ///
+    /// # Errors
+    /// Those of [`submit`](Self::submit).
+    pub async fn submit_script(
+        &self,
+        script: pb::Script,
+        secrets: Vec<pb::Secret>,
+        bundle: &Bundle,
+    ) -> Result<pb::SubmitReply> {
+        use pb::artifact_part::Part;
+        use pb::script_request::Part as Message;
+        self.reach().await?;
+        let message = |part| pb::ScriptRequest { part: Some(part) };
+        let file = move |part| message(Message::Artifact(pb::ArtifactPart { part: Some(part) }));
+        let header = file(Part::Header(artifact::describe(BUNDLE, &bundle.bytes)));
+        let slices = artifact::slices(&bundle.bytes).map(move |slice| file(Part::Content(slice)));
+        let secrets = (!secrets.is_empty()).then(|| message(Message::Secrets(pb::Secrets { secrets })));
+        let messages = std::iter::once(message(Message::Script(script))).chain(secrets).chain([header]);
+        let messages = messages.chain(slices).collect::<Vec<_>>();
+        let answer = self.scripts.clone().submit(futures::stream::iter(messages)).await;
+        answer.map(tonic::Response::into_inner).map_err(not_taken)
     }
 
     /// Returns the events of a job, from its first one to its end.
@@ -170,6 +196,23 @@ impl Client {
             .await
     }
 
+    /// Returns what the processes of a submitted script said, oldest lines first. `process`: that
+    /// of this number alone. With `follow` the stream goes on until the script is over.
+    ///
+    /// # Errors
+    /// The job is not known, is of no script, or the master does not answer.
+    pub async fn logs(
+        &self,
+        job: &str,
+        process: Option<u32>,
+        follow: bool,
+    ) -> Result<tonic::Streaming<pb::LogsReply>> {
+        let request = pb::LogsRequest { job: job.to_owned(), process, follow };
+        let scripts = &self.scripts;
+        self.call(async |_| Ok(scripts.clone().logs(request.clone()).await.map_err(failure)?.into_inner()))
+            .await
+    }
+
     /// Returns a stream of the job's events after number `after`.
     pub(crate) async fn watch(&self, job: &str, after: u64) -> Result<tonic::Streaming<pb::Event>> {
         let request = pb::WatchRequest { job: job.to_owned(), after };
@@ -201,6 +244,14 @@ impl Client {
             Err(_) => Err(Error::NoAnswer { url: self.url.clone(), patience: self.patience, last }),
         }
     }
+}
+
+/// Returns the error of a submission that has no good answer.
+fn not_taken(status: Status) -> Error {
+    let failure = failure(status);
+    // A limit is an answer: the master has not taken the job.
+    let lost = failure.is_retryable() && failure.kind != Kind::Full;
+    if lost { Error::AnswerLost(failure) } else { Error::Refused(failure) }
 }
 
 /// Returns the failure in a status, with what the transport knows below its own "transport error".

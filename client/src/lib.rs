@@ -29,6 +29,7 @@
 //!
 //! [`Local`] is a master, ps and workers inside this process; [`Local::client`] reaches them.
 
+pub mod bundle;
 pub mod checkpoint;
 mod download;
 mod error;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use model::Device;
 use model::Registry;
-use model::device::Choice;
 use net::channel::Dialer;
 use proto::parameters::Parameters;
 use store::Stores;
@@ -24,15 +24,14 @@ use crate::{Client, Error, Result};
 /// The parts of a cluster in this process.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Number of workers, at least 1. Their number changes the speed, never the trained bits.
-    pub workers: u32,
+    /// The device of each worker, at least one. Their number changes the speed, never the trained
+    /// bits.
+    pub devices: Vec<Device>,
     /// Number of ps, at least 1.
     pub ps: u32,
     /// Threads of one gradient computation, per worker. Another number gives other floating-point
     /// bits.
     pub threads: usize,
-    /// The device that workers compute on.
-    pub device: Choice,
     /// Folder that the job's data paths start from, absolute ones too. `None`: the job file's
     /// folder.
     pub data_root: Option<PathBuf>,
@@ -85,8 +84,8 @@ impl Local {
         local.start_master()?;
         let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
         local.connector = Connector::embedded(ps);
-        for index in 0..options.workers {
-            local.start_worker(index, &options, registry.clone());
+        for (index, &device) in (0..).zip(&options.devices) {
+            local.start_worker(index, device, &options, registry.clone());
         }
         Ok(local)
     }
@@ -101,8 +100,8 @@ impl Local {
         self.network.dialer()
     }
 
-    /// Waits until a role fails, e.g. a worker because its device is not there. Never returns while
-    /// the cluster is well.
+    /// Waits until a role fails, e.g. a worker because its device is not there. The loss of a
+    /// device is a failure once no other worker is left. Never returns while the cluster is well.
     pub async fn failure(&mut self) -> Error {
         loop {
             let ended = tokio::select! {
@@ -113,6 +112,8 @@ impl Local {
             };
             match ended {
                 Ok(Ok(())) => {}
+                // The worker has said so, and the others compute its part.
+                Ok(Err(error)) if error.is_device_lost() && !self.workers.running.is_empty() => {}
                 Ok(Err(error)) => return error,
                 Err(panic) => return Error::Panicked(panic.to_string()),
             }
@@ -162,11 +163,11 @@ impl Local {
         Ok((url, Arc::new(ps)))
     }
 
-    fn start_worker(&mut self, index: u32, options: &Options, registry: Registry) {
+    fn start_worker(&mut self, index: u32, device: Device, options: &Options, registry: Registry) {
         let options = worker::Options {
             name: format!("worker-{index}"),
             threads: options.threads,
-            device: options.device,
+            device,
             data_root: options.data_root.clone(),
             program: options.program.clone(),
             // The user of this process chose the job's URLs.
@@ -200,6 +201,8 @@ fn local<E: std::error::Error + Send + Sync + 'static>(what: &str) -> impl FnOnc
 
 #[cfg(test)]
 mod hangs;
+#[cfg(test)]
+mod lost;
 
 #[cfg(test)]
 mod tests {
@@ -223,10 +226,9 @@ optimizer = { kind = "sgd", learning_rate = 0.1 }
         std::fs::write(dir.path().join("x.csv"), lines).unwrap();
         let submission = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
         let options = Options {
-            workers: 2,
+            devices: vec![Device::Cpu; 2],
             ps: 2,
             threads: 1,
-            device: Choice::default(),
             data_root: None,
             program: String::new(),
         };

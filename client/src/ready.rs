@@ -131,7 +131,8 @@ mod tests {
     #[test]
     fn numbers_that_are_given_win_over_the_job_file() {
         let fitted = |workers, ps| {
-            let mut fleet = FleetSpec { workers: WorkersSpec { min: 2, max: 4 }, ps: 2 };
+            let mut fleet =
+                FleetSpec { workers: WorkersSpec { min: 2, max: 4 }, ps: 2, ..FleetSpec::default() };
             fit_fleet(&mut fleet, workers, ps);
             (fleet.workers.min, fleet.workers.max, fleet.ps)
         };

@@ -265,7 +265,23 @@ pub fn json(status: &JobStatus) -> Value {
     value["records"] = json!(status.records);
     value["records_done"] = json!(status.records_done);
     value["predictions"] = json!(predictions(status));
+    value["devices"] = status.devices.iter().map(device).collect();
     value
+}
+
+/// Workers that take part, by device.
+fn device(group: &pb::WorkersOnDevice) -> Value {
+    json!({
+        "device": group.device,
+        "memory_bytes": Some(group.memory_bytes).filter(|bytes| *bytes > 0),
+        "numerics_class": group.numerics.as_ref().map(|numerics| &numerics.class),
+        "count": group.count,
+        "workers": group.workers,
+        "busy_percent": group.busy_percent,
+        "memory_used_bytes": Some(group.memory_used_bytes).filter(|bytes| *bytes > 0),
+        "throttled": group.throttled,
+        "failing": group.failing,
+    })
 }
 
 /// Workers without work, with the reason.

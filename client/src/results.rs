@@ -10,6 +10,7 @@
 
 mod file;
 pub mod metrics;
+mod table;
 mod tensorboard;
 mod upload;
 mod worst;
@@ -45,6 +46,8 @@ pub struct Folder {
     job: String,
     metrics: Option<File>,
     tensorboard: Option<(PathBuf, File)>,
+    /// Time of the newest event, in milliseconds since 1970.
+    newest_unix_ms: u64,
     /// Evaluations of this job, by step and validation set.
     evaluations: BTreeMap<(u64, String), pb::EvaluationEvent>,
     /// A line was lost, so everything is written anew at the end.
@@ -90,6 +93,7 @@ impl Folder {
             job: String::new(),
             metrics: None,
             tensorboard: None,
+            newest_unix_ms: 0,
             evaluations: BTreeMap::new(),
             broken: false,
             earlier: (Vec::new(), Vec::new()),
@@ -106,6 +110,11 @@ impl Folder {
     /// Returns the path of the folder.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Returns the URL of the copy.
+    pub fn copy(&self) -> Option<String> {
+        self.copy.as_ref().map(ToString::to_string)
     }
 
     /// Keeps the events that are in the folder: the job that comes goes on where an earlier one
@@ -187,6 +196,7 @@ impl Folder {
     }
 
     fn write_event(&mut self, event: &Event) -> Result<()> {
+        self.newest_unix_ms = event.unix_ms;
         match &event.kind {
             Kind::Evaluation(evaluation) => {
                 let key = (evaluation.step, evaluation.set.clone());
@@ -246,17 +256,28 @@ impl Folder {
         let mut summary = Summary::new(status).with_evaluations(self.evaluations.values());
         if !status.worst.is_empty() {
             file::write(&self.dir, WORST, worst::lines(&status.worst).as_bytes())?;
+            self.show_worst(status)?;
             files.push(WORST.to_owned());
             summary = summary.with_worst(WORST);
         }
         file::write(&self.dir, SUMMARY, summary.to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
-        let url = self.copy.as_ref().map(ToString::to_string);
+        let url = self.copy();
         let written = Written { dir: self.dir, files, copy: url };
         match self.copy {
             Some(copy) => copy.take(&written).await.map(|()| written),
             None => Ok(written),
         }
+    }
+
+    /// Adds the worst records to the TensorBoard file, which has the evaluation that found them.
+    fn show_worst(&mut self, status: &JobStatus) -> Result<()> {
+        let newest = self.evaluations.keys().next_back().map(|(step, _)| *step);
+        let step = status.selection.as_ref().map(|selection| selection.best).or(newest);
+        let Some((path, file)) = &mut self.tensorboard else { return Ok(()) };
+        let written =
+            tensorboard::write_worst(file, self.newest_unix_ms, step.unwrap_or_default(), &status.worst);
+        written.map_err(file_error("write", path))
     }
 
     /// Writes all events of a job that ended anew.
@@ -418,9 +439,21 @@ mod tests {
         let summary = || fs::read_to_string(dir.path().join(SUMMARY)).unwrap();
         assert!(summary().contains("\"worst\": \"worst.jsonl\""), "{}", summary());
 
+        // The fake job was measured after step 2.
+        let board = || {
+            let file = fs::read_dir(dir.path().join(TENSORBOARD)).unwrap().next().unwrap().unwrap();
+            tensorboard::tests::tags(&fs::read(file.path()).unwrap()).pop().unwrap()
+        };
+        assert_eq!(board(), (2, vec!["validation/worst".to_owned()]));
+        let selection = Some(pb::Selection { best: 3, ..Default::default() });
+        let with = JobStatus { selection, ..with };
+        Folder::prepare(dir.path()).unwrap().fetch(&client, &with).await.unwrap();
+        assert_eq!(board().0, 3);
+
         let without = JobStatus { worst: Vec::new(), ..with };
         Folder::prepare(dir.path()).unwrap().fetch(&client, &without).await.unwrap();
         assert!(!dir.path().join(WORST).exists() && !summary().contains("worst"), "{}", summary());
+        assert_ne!(board().1, ["validation/worst"]);
     }
 
     #[tokio::test]

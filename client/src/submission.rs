@@ -38,6 +38,8 @@ pub struct Submission {
     /// Whether to take part in a job of this name that lives already, instead of submitting another
     /// one. Only for jobs that a program drives.
     pub join: bool,
+    /// The script that this process is one of; 0: none. Only with `join`.
+    pub script: u64,
     /// Folder that relative paths of the specification start from.
     base: PathBuf,
 }
@@ -49,7 +51,14 @@ impl Submission {
     /// The specification contradicts itself: every violation at once.
     pub fn new(spec: &JobSpec) -> Result<Self> {
         let spec = JobSpec::from_json(&spec.to_json())?;
-        Ok(Self { spec, artifacts: Vec::new(), start: Start::New, join: false, base: PathBuf::new() })
+        Ok(Self {
+            spec,
+            artifacts: Vec::new(),
+            start: Start::New,
+            join: false,
+            script: 0,
+            base: PathBuf::new(),
+        })
     }
 
     /// Reads a job file, changes settings by `overrides` (`key=value`), checks everything that can
@@ -119,7 +128,7 @@ impl Submission {
                 artifacts.push((name, content));
             }
         }
-        Ok(Self { spec, artifacts, start: Start::New, join: false, base })
+        Ok(Self { spec, artifacts, start: Start::New, join: false, script: 0, base })
     }
 
     /// Makes it a job that only evaluates or predicts, with the weights `model`: a safetensors
@@ -130,7 +139,7 @@ impl Submission {
     /// The job cannot do this: every violation at once.
     pub fn measuring(self, purpose: Purpose, model: &str, predict: Option<PredictSpec>) -> Result<Self> {
         let spec = self.spec.measuring(purpose, absolute(model)?, predict)?;
-        Ok(Self { spec, start: Start::New, join: false, artifacts: self.artifacts, base: self.base })
+        Ok(Self { spec, start: Start::New, join: false, script: 0, ..self })
     }
 
     /// Checks that the file of the predictions, if the job makes some, does not exist yet. What is
@@ -195,8 +204,8 @@ impl Submission {
         let part = Some(Message::SpecJson(self.spec.to_json()));
         let resume = self.start != Start::New;
         let resume_anyway = self.start == Start::ResumeAnyway;
-        let join = self.join;
-        std::iter::once(pb::SubmitRequest { part, resume, resume_anyway, join }).chain(files)
+        let (join, script) = (self.join, self.script);
+        std::iter::once(pb::SubmitRequest { part, resume, resume_anyway, join, script }).chain(files)
     }
 }
 

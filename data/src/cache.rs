@@ -1,15 +1,17 @@
 //! What the process keeps of data files in memory, however many workers, jobs and data sets read
 //! them: decoded blocks, and pieces of files on other machines.
 //!
-//! They stay up to a bound (`room.rs`). Then those that were not used lately go. A block that lies
-//! in a mapped file takes no memory and is not kept here.
+//! They stay up to a bound (`room.rs`). Then those go that were not used for longest. A block
+//! serves many batches in sequence and then none for an epoch, so a policy that keeps what was used
+//! often would drop the block at hand. A block that lies in a mapped file takes no memory and is
+//! not kept here.
 //!
 //! This is process-wide state, but harmless: what it holds never changes.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use quick_cache::sync::Cache;
-use quick_cache::{OptionsBuilder, Weighter};
+use lru::LruCache;
+use once_cell::sync::OnceCell;
 
 use crate::column::Column;
 use crate::error::Result;
@@ -52,32 +54,93 @@ enum Place {
     Piece(u64, u64),
 }
 
-#[derive(Clone)]
-struct Weights;
-
-impl Weighter<Place, Kept> for Weights {
-    fn weight(&self, _: &Place, kept: &Kept) -> u64 {
-        match kept {
-            Kept::Block(block) => bytes(block),
-            Kept::Piece(piece) => piece.len() as u64,
+impl Kept {
+    fn bytes(&self) -> u64 {
+        match self {
+            Self::Block(block) => block.iter().map(|column| column.owned_bytes() as u64).sum(),
+            Self::Piece(piece) => piece.len() as u64,
         }
     }
 }
 
-fn bytes(block: &Blocks) -> u64 {
-    block.iter().map(|column| column.owned_bytes() as u64).sum()
+/// What lies at a place. Whoever comes while it is read waits for it.
+type Cell = Arc<OnceCell<Kept>>;
+
+/// What is kept, the last used first.
+struct Shelf {
+    /// With the bytes of each, which are 0 while it is read.
+    cells: LruCache<Place, (Cell, u64)>,
+    /// Bytes of all together.
+    bytes: u64,
+    bytes_max: u64,
 }
 
-static KEPT: LazyLock<Cache<Place, Kept, Weights>> = LazyLock::new(|| {
-    let mut options = OptionsBuilder::new();
-    let options = options.shards(1).estimated_items_capacity(1024).weight_capacity(default_memory());
-    let options = options.build().expect("all options are given");
-    Cache::with_options(options, Weights, Default::default(), Default::default())
+impl Shelf {
+    /// Counts what was read at a place, and makes room for it.
+    fn keep(&mut self, place: Place, cell: Cell) {
+        let bytes = cell.get().map_or(0, Kept::bytes);
+        self.bytes += bytes;
+        if let Some((_, (_, before))) = self.cells.push(place, (cell, bytes)) {
+            self.bytes -= before;
+        }
+        self.shrink();
+    }
+
+    fn shrink(&mut self) {
+        while self.bytes > self.bytes_max
+            && let Some((_, (_, bytes))) = self.cells.pop_lru()
+        {
+            self.bytes -= bytes;
+        }
+    }
+
+    fn forget(&mut self, place: &Place) {
+        if let Some((_, bytes)) = self.cells.pop(place) {
+            self.bytes -= bytes;
+        }
+    }
+
+    fn forget_all(&mut self, is_gone: impl Fn(&Place) -> bool) {
+        let gone: Vec<Place> =
+            self.cells.iter().filter(|(place, _)| is_gone(place)).map(|(place, _)| place.clone()).collect();
+        gone.iter().for_each(|place| self.forget(place));
+    }
+}
+
+static SHELF: LazyLock<Mutex<Shelf>> = LazyLock::new(|| {
+    Mutex::new(Shelf { cells: LruCache::unbounded(), bytes: 0, bytes_max: default_memory() })
 });
+
+fn shelf() -> MutexGuard<'static, Shelf> {
+    SHELF.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns what lies at a place, or what `read` makes. Others that want it wait for that.
+///
+/// # Errors
+/// `read` fails. The next reader tries again.
+fn get(place: Place, read: impl FnOnce() -> Result<Kept>) -> Result<Kept> {
+    let cell = shelf().cells.get_or_insert(place.clone(), Default::default).0.clone();
+    let mut is_new = false;
+    let kept = cell.get_or_try_init(|| {
+        is_new = true;
+        read()
+    });
+    match &kept {
+        // A block in a mapped file.
+        Ok(kept) if kept.bytes() == 0 => shelf().forget(&place),
+        Ok(_) if is_new => shelf().keep(place, cell.clone()),
+        Ok(_) => {}
+        Err(_) => shelf().forget(&place),
+    }
+    kept.cloned()
+}
 
 /// Sets the most bytes of blocks and pieces. What is too much is forgotten.
 pub(crate) fn resize(bytes: u64) {
-    KEPT.set_capacity(bytes);
+    let mut shelf = shelf();
+    shelf.bytes_max = bytes;
+    shelf.shrink();
 }
 
 /// Returns a decoded block from memory, or from `read`. Other readers of the same block wait.
@@ -85,18 +148,15 @@ pub(crate) fn resize(bytes: u64) {
 /// # Errors
 /// `read` fails. The next reader tries again.
 pub(crate) fn block(key: &Key, read: impl FnOnce() -> Result<Vec<Column>>) -> Result<Blocks> {
-    let place = Place::Block(key.clone());
-    let kept = KEPT.get_or_insert_with(&place, || read().map(|block| Kept::Block(Arc::new(block))))?;
-    let Kept::Block(block) = kept else { unreachable!("a block lies at {key:?}") };
-    if bytes(&block) == 0 {
-        KEPT.remove(&place);
+    match get(Place::Block(key.clone()), || read().map(|block| Kept::Block(Arc::new(block))))? {
+        Kept::Block(block) => Ok(block),
+        Kept::Piece(_) => unreachable!("a block lies at {key:?}"),
     }
-    Ok(block)
 }
 
 /// Forgets the blocks of a table.
 pub(crate) fn forget(table: u64) {
-    KEPT.retain(|place, _| !matches!(place, Place::Block(key) if key.table == table));
+    shelf().forget_all(|place| matches!(place, Place::Block(key) if key.table == table));
 }
 
 /// Returns a piece of a file from memory, or from `fetch`. Other readers of the same piece wait.
@@ -109,7 +169,7 @@ pub(crate) fn piece(
     number: u64,
     fetch: impl FnOnce() -> Result<bytes::Bytes>,
 ) -> Result<bytes::Bytes> {
-    match KEPT.get_or_insert_with(&Place::Piece(file, number), || fetch().map(Kept::Piece))? {
+    match get(Place::Piece(file, number), || fetch().map(Kept::Piece))? {
         Kept::Piece(piece) => Ok(piece),
         Kept::Block(_) => unreachable!("a piece lies at {file}, {number}"),
     }
@@ -118,8 +178,8 @@ pub(crate) fn piece(
 /// Returns a piece of a file if it is in memory.
 #[cfg(feature = "cloud")]
 pub(crate) fn known_piece(file: u64, number: u64) -> Option<bytes::Bytes> {
-    match KEPT.get(&Place::Piece(file, number))? {
-        Kept::Piece(piece) => Some(piece),
+    match shelf().cells.get(&Place::Piece(file, number))?.0.get()? {
+        Kept::Piece(piece) => Some(piece.clone()),
         Kept::Block(_) => None,
     }
 }
@@ -127,11 +187,80 @@ pub(crate) fn known_piece(file: u64, number: u64) -> Option<bytes::Bytes> {
 /// Keeps a piece of a file.
 #[cfg(feature = "cloud")]
 pub(crate) fn keep_piece(file: u64, number: u64, piece: bytes::Bytes) {
-    KEPT.insert(Place::Piece(file, number), Kept::Piece(piece));
+    shelf().keep(Place::Piece(file, number), Arc::new(OnceCell::with_value(Kept::Piece(piece))));
 }
 
 /// Forgets the pieces of a file.
 #[cfg(feature = "cloud")]
 pub(crate) fn forget_pieces(file: u64) {
-    KEPT.retain(|place, _| !matches!(place, Place::Piece(of, _) if *of == file));
+    shelf().forget_all(|place| matches!(place, Place::Piece(of, _) if *of == file));
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::column::{ColumnSpec, ElementType};
+
+    use super::*;
+    use crate::column::Memory;
+    use crate::error::Error;
+
+    fn cell(bytes: usize) -> Cell {
+        let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::U8, [bytes]), 1);
+        column.push(&vec![1; bytes]);
+        Arc::new(OnceCell::with_value(Kept::Block(Arc::new(vec![column]))))
+    }
+
+    fn place(block: usize) -> Place {
+        Place::Block(Key { table: u64::MAX, part: 0, block, columns: [0].into() })
+    }
+
+    fn shelf_of(bytes_max: u64) -> Shelf {
+        Shelf { cells: LruCache::unbounded(), bytes: 0, bytes_max }
+    }
+
+    #[test]
+    fn what_was_not_used_for_longest_goes_first() {
+        let mut shelf = shelf_of(30);
+        (0..3).for_each(|block| shelf.keep(place(block), cell(10)));
+        // The block at hand stays, however often the others were used before.
+        shelf.cells.get(&place(0));
+        shelf.keep(place(3), cell(10));
+        let held: Vec<bool> = (0..4).map(|block| shelf.cells.contains(&place(block))).collect();
+        assert_eq!((held, shelf.bytes), (vec![true, false, true, true], 30));
+        shelf.keep(place(4), cell(31));
+        assert_eq!((shelf.cells.len(), shelf.bytes), (0, 0), "larger than all room");
+    }
+
+    #[test]
+    fn bytes_are_counted_once_and_given_back() {
+        let mut shelf = shelf_of(100);
+        shelf.keep(place(0), cell(10));
+        shelf.keep(place(0), cell(20));
+        shelf.keep(place(1), cell(5));
+        assert_eq!(shelf.bytes, 25);
+        shelf.forget(&place(1));
+        shelf.forget(&place(1));
+        assert_eq!(shelf.bytes, 20);
+        shelf.forget_all(|of| *of == place(0));
+        assert_eq!((shelf.bytes, shelf.cells.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_block_is_read_once_and_again_after_an_error() {
+        let key = |block| Key { table: u64::MAX - 1, part: 0, block, columns: [0].into() };
+        let failed = block(&key(0), || Err(Error::NoRecord { record: 1, records: 1 }));
+        assert!(failed.is_err());
+        let column = || Column::floats("x", &[2], 1, &[1.0, 2.0]);
+        let first = block(&key(0), || Ok(vec![column()])).unwrap();
+        let again = block(&key(0), || panic!("it is in memory")).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        // A block in a mapped file is not kept.
+        let bytes: Arc<Vec<u8>> = Arc::new(vec![0; 4]);
+        let spec = ColumnSpec::fixed("x", ElementType::U8, [4]);
+        let mapped = || Column::fixed(spec.clone(), 1, Memory::File { bytes: bytes.clone(), range: 0..4 });
+        block(&key(1), || Ok(vec![mapped()])).unwrap();
+        assert!(!shelf().cells.contains(&Place::Block(key(1))));
+        forget(u64::MAX - 1);
+        assert!(!shelf().cells.contains(&Place::Block(key(0))));
+    }
 }

@@ -53,7 +53,23 @@ impl Aligned {
 
     /// Appends bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
-        self.grow(bytes.len()).copy_from_slice(bytes);
+        let mut rest = bytes;
+        if self.len.is_multiple_of(ALIGNMENT) {
+            let (lines, after) = bytes.as_chunks();
+            self.extend_lines(lines.iter().copied());
+            rest = after;
+        }
+        self.grow(rest.len()).copy_from_slice(rest);
+    }
+
+    /// Appends lines of bytes, without zeros in their place first.
+    ///
+    /// # Panics
+    /// If a line is begun.
+    pub(crate) fn extend_lines(&mut self, lines: impl ExactSizeIterator<Item = [u8; ALIGNMENT]>) {
+        assert!(self.len.is_multiple_of(ALIGNMENT), "{} bytes end within a line", self.len);
+        self.len += lines.len() * ALIGNMENT;
+        self.lines.extend(lines.map(Line));
     }
 
     /// Drops all bytes from `len` on.
@@ -317,9 +333,8 @@ impl Column {
     /// # Panics
     /// If the column is ragged or lies in a file.
     pub fn grow(&mut self) -> &mut [u8] {
-        assert!(self.ends.is_none(), "a record of the ragged column {}", self.spec);
-        self.records += 1;
-        self.memory.owned().grow(self.stride)
+        let stride = self.stride;
+        self.room_for(1).grow(stride)
     }
 
     /// Appends one record whose values have the type `from`, as values of the column's type.
@@ -334,6 +349,60 @@ impl Column {
     pub(crate) fn grow_as(&mut self, from: ElementType, values: &[u8]) -> Result<(), (f64, ElementType)> {
         let dtype = self.spec.dtype;
         cast(from, values, dtype, self.grow()).map_err(|value| (value, dtype))
+    }
+
+    /// Returns whether [`extend_from`](Self::extend_from) takes records of `other`: both have
+    /// records of one shape, each record of `other` has a value, and each possible value is one of
+    /// this column's type.
+    pub(crate) fn takes(&self, other: &Self) -> bool {
+        use ElementType::{Bool, I8, I16, I32, I64, U8};
+        let (from, to) = (other.spec.dtype, self.spec.dtype);
+        let fits = from == to || to == I64 && matches!(from, Bool | U8 | I8 | I16 | I32);
+        let is_fixed = self.ends.is_none() && other.ends.is_none();
+        fits && is_fixed && self.spec.shape == other.spec.shape && other.faults.is_none()
+    }
+
+    /// Appends records of another column, of which this one [`takes`](Self::takes) records. The
+    /// other column's first record has the number `first`.
+    ///
+    /// # Panics
+    /// If `other` has no such record, or this column lies in a file.
+    pub(crate) fn extend_from(&mut self, other: &Self, records: &[u64], first: u64) {
+        let (stride, from) = (self.stride, other.bytes());
+        if self.spec.dtype != other.spec.dtype {
+            for record in records {
+                let values = other.record((record - first) as usize);
+                self.grow_as(other.spec.dtype, values).expect("a type that fits");
+            }
+            return;
+        }
+        self.records += records.len();
+        let to = self.memory.owned();
+        match (records, stride) {
+            ([], _) | (_, 0) => {}
+            _ if records.windows(2).all(|pair| pair[0] + 1 == pair[1]) => {
+                let begin = (records[0] - first) as usize * stride;
+                to.extend(&from[begin..begin + records.len() * stride]);
+            }
+            (_, 1) => copy_rows::<1>(from, records, first, to),
+            (_, 2) => copy_rows::<2>(from, records, first, to),
+            (_, 4) => copy_rows::<4>(from, records, first, to),
+            (_, 8) => copy_rows::<8>(from, records, first, to),
+            _ => records
+                .iter()
+                .for_each(|record| to.extend(&from[(record - first) as usize * stride..][..stride])),
+        }
+    }
+
+    /// Returns the memory of a fixed column, to which the values of so many more records are
+    /// appended.
+    ///
+    /// # Panics
+    /// If the column is ragged or lies in a file.
+    pub(crate) fn room_for(&mut self, records: usize) -> &mut Aligned {
+        assert!(self.ends.is_none(), "records of the ragged column {}", self.spec);
+        self.records += records;
+        self.memory.owned()
     }
 
     /// Returns the bytes of the last record of a fixed column, for writing.
@@ -513,7 +582,30 @@ impl Memory {
     }
 }
 
-/// Returns the bytes of `shape`.
+/// Appends records of `N` bytes, of which `from` has number `first` and those after it.
+fn copy_rows<const N: usize>(from: &[u8], records: &[u64], first: u64, to: &mut Aligned) {
+    let from = from.as_chunks::<N>().0;
+    let copy = |places: &mut [u8], records: &[u64]| {
+        let places = places.as_chunks_mut::<N>().0.iter_mut();
+        places.zip(records).for_each(|(place, record)| *place = from[(record - first) as usize]);
+    };
+    let mut rest = records;
+    if to.len.is_multiple_of(ALIGNMENT) {
+        let lines = records.chunks_exact(ALIGNMENT / N);
+        rest = lines.remainder();
+        to.extend_lines(lines.map(|records| {
+            let mut line = [0; ALIGNMENT];
+            copy(&mut line, records);
+            line
+        }));
+    }
+    copy(to.grow(rest.len() * N), rest);
+}
+
+/// Returns the bytes of a record's values, or of one element of a ragged column.
+///
+/// # Panics
+/// If they are more than memory has.
 fn stride(spec: &ColumnSpec) -> usize {
     let width = spec.width().unwrap_or_else(|| panic!("{spec} is larger than memory"));
     width * spec.dtype.size()
@@ -599,5 +691,68 @@ mod tests {
         assert_eq!(column.grow(), [0; 40]);
         column.grow();
         assert_eq!(column.bytes()[40..], [0; 80]);
+    }
+
+    #[test]
+    fn records_of_any_width_are_copied_together_as_one_by_one() {
+        for width in [0, 1, 2, 3, 4, 5, 8, 70] {
+            let spec = ColumnSpec::fixed("x", ElementType::U8, [width]);
+            let mut from = Column::with_capacity(spec.clone(), 5);
+            (0..5).for_each(|record| from.push(&vec![record * 50; width]));
+            let (mut together, mut alone) =
+                (Column::with_capacity(spec.clone(), 4), Column::with_capacity(spec, 4));
+            together.push(&vec![9; width]);
+            alone.push(&vec![9; width]);
+            assert!(together.takes(&from));
+            for records in [&[14, 10, 10, 13][..], &[11, 12, 13], &[12], &[]] {
+                together.extend_from(&from, records, 10);
+                records.iter().for_each(|record| alone.push(from.record((record - 10) as usize)));
+                assert_eq!(together, alone, "{width}");
+            }
+        }
+    }
+
+    #[test]
+    fn many_records_fill_whole_lines() {
+        let mut from = Column::with_capacity(ColumnSpec::fixed("x", ElementType::I16, []), 500);
+        (0..500i16).for_each(|value| from.push(&value.to_le_bytes()));
+        for count in [31, 32, 33, 64, 100] {
+            let records: Vec<u64> = (0..count).map(|at| at * 7 % 500).collect();
+            let mut found = Column::with_capacity(from.spec().clone(), 0);
+            found.extend_from(&from, &records, 0);
+            found.extend_from(&from, &records, 0);
+            let expected: Vec<i16> = records.iter().chain(&records).map(|&record| record as i16).collect();
+            assert_eq!(found.values(), Some(expected.as_slice()), "{count}");
+        }
+    }
+
+    #[test]
+    fn integers_of_any_type_are_taken_as_classes() {
+        for dtype in [ElementType::U8, ElementType::I8, ElementType::I16, ElementType::I32, ElementType::Bool]
+        {
+            let mut from = Column::with_capacity(ColumnSpec::fixed("y", dtype, []), 2);
+            (0..2).for_each(|value| from.grow()[0] = value);
+            let mut classes = Column::with_capacity(ColumnSpec::fixed("y", ElementType::I64, []), 2);
+            assert!(classes.takes(&from) && !from.takes(&classes));
+            classes.extend_from(&from, &[6, 5, 6], 5);
+            assert_eq!(classes.values(), Some(&[1i64, 0, 1][..]));
+        }
+    }
+
+    #[test]
+    fn records_of_another_form_or_without_a_value_are_not_copied_together() {
+        let column = |dtype, shape: &[usize]| {
+            let mut column = Column::with_capacity(ColumnSpec::fixed("x", dtype, shape), 1);
+            column.grow();
+            column
+        };
+        let own = column(ElementType::F32, &[2]);
+        assert!(own.takes(&column(ElementType::F32, &[2])));
+        assert!(!own.takes(&column(ElementType::I32, &[2])) && !own.takes(&column(ElementType::F32, &[3])));
+        let ragged = Column::with_capacity(ColumnSpec::ragged("x", ElementType::F32, [2]), 0);
+        assert!(!own.takes(&ragged) && !ragged.takes(&own));
+        let mut missing = column(ElementType::F32, &[2]);
+        missing.set_missing(0);
+        assert!(!own.takes(&missing));
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec, Records};
+use proto::worst::Preview;
 
 use crate::batch::Batch;
 use crate::column::Column;
@@ -16,8 +17,9 @@ use crate::finite::{NotFinite, not_finite};
 use crate::index::KnownIndex;
 use crate::observer::Observer;
 use crate::pass::Pass;
+use crate::preview;
 use crate::schema::{Schema, Unfit};
-use crate::table::Table;
+use crate::table::{Reader, Table};
 use crate::tables;
 use crate::transform::Draws;
 
@@ -167,6 +169,12 @@ impl Dataset {
         self.schemas[0].inputs()
     }
 
+    /// Returns the bytes of a record in a batch, with its label.
+    pub fn record_bytes(&self) -> u64 {
+        let columns = self.inputs().into_iter().chain([self.schemas[0].labels()]);
+        columns.map(|spec| (spec.width().unwrap_or(0) * spec.dtype.size()) as u64).sum()
+    }
+
     /// Returns the smallest and the largest class in the files, or `None` if labels are no classes.
     /// It reads all labels.
     ///
@@ -236,32 +244,79 @@ impl Dataset {
         };
         let mut records: Vec<u64> = records.into_iter().map(in_files).collect::<Result<_>>()?;
         records.retain(|record| !skipped.contains(record));
-        let mut inputs: Vec<Column> =
-            self.inputs().into_iter().map(|spec| Column::with_capacity(spec, records.len())).collect();
-        let mut labels = Column::with_capacity(self.schemas[0].labels(), records.len());
+        let empty = |spec| Column::with_capacity(spec, records.len());
+        let mut batch = Batch {
+            samples: 0,
+            inputs: self.inputs().into_iter().map(empty).collect(),
+            labels: empty(self.schemas[0].labels()),
+            records: Vec::with_capacity(records.len()),
+        };
         let mut readers: Vec<_> = self.tables.iter().map(|_| None).collect();
-        let mut good = Vec::with_capacity(records.len());
-        for record in records {
-            let (at, row) = self.locate(record);
-            let table = &self.tables[at];
+        let mut rest = records.as_slice();
+        while let Some(&next) = rest.first() {
+            let at = self.locate(next).0;
+            let (table, schema, start) = (&self.tables[at], &self.schemas[at], self.starts[at]);
             let reader = match &mut readers[at] {
                 Some(reader) => reader,
                 none => {
                     table.check()?;
-                    none.insert(self.schemas[at].reader(table))
+                    none.insert(schema.reader(table))
                 }
             };
-            let draws = Draws { epoch: of_epoch, record };
-            let read = self.schemas[at].read(reader, row, draws, &mut inputs, &mut labels);
-            if let Err(unfit) = read {
-                on_unfit(unfit, table, row, record)?;
-                // A part of it may be there.
-                inputs.iter_mut().chain([&mut labels]).for_each(|column| column.truncate(good.len()));
+            let in_table = |record: &&u64| (start..start + table.records()).contains(*record);
+            let rows: Vec<u64> = rest.iter().take_while(in_table).map(|record| record - start).collect();
+            let (in_table, after) = rest.split_at(rows.len());
+            rest = after;
+            if schema.direct(reader, &rows, &mut batch.inputs, &mut batch.labels)? {
+                batch.records.extend(in_table);
+            } else {
+                self.gather_rows(at, reader, &rows, of_epoch, &mut batch, &mut on_unfit)?;
+            }
+        }
+        batch.samples = batch.records.len();
+        Ok(batch)
+    }
+
+    /// Appends rows of table `at` to a batch, as many together as blocks allow.
+    ///
+    /// # Errors
+    /// What `on_unfit` returns for a row that cannot be read. Otherwise the batch is without it.
+    fn gather_rows(
+        &self,
+        at: usize,
+        reader: &mut Reader,
+        mut rows: &[u64],
+        of_epoch: u64,
+        batch: &mut Batch,
+        on_unfit: &mut impl FnMut(Unfit, &Table, u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        let (table, schema, start) = (&self.tables[at], &self.schemas[at], self.starts[at]);
+        while !rows.is_empty() {
+            // Rows in the blocks of the next one. A row whose block cannot be read is read alone,
+            // so that it is told.
+            let here = reader.run(rows);
+            let (run, after) = rows.split_at(*here.as_ref().unwrap_or(&1));
+            rows = after;
+            if here.is_ok() && schema.copy(reader, run, &mut batch.inputs, &mut batch.labels) {
+                batch.records.extend(run.iter().map(|row| start + row));
                 continue;
             }
-            good.push(record);
+            for &row in run {
+                let record = start + row;
+                let draws = Draws { epoch: of_epoch, record };
+                match schema.read(reader, row, draws, &mut batch.inputs, &mut batch.labels) {
+                    Ok(()) => batch.records.push(record),
+                    Err(unfit) => {
+                        on_unfit(unfit, table, row, record)?;
+                        // A part of it may be there.
+                        let whole = batch.records.len();
+                        batch.inputs.iter_mut().for_each(|column| column.truncate(whole));
+                        batch.labels.truncate(whole);
+                    }
+                }
+            }
         }
-        Ok(Batch { samples: good.len(), inputs, labels, records: good })
+        Ok(())
     }
 
     /// Returns the first values of a batch's inputs that are NaN or infinite. `batch` is of this
@@ -279,6 +334,36 @@ impl Dataset {
             count,
             samples: batch.samples,
         })
+    }
+
+    /// Returns what a person sees of these records, which have numbers over all files: the first
+    /// image and the first text of their inputs, before all transforms. `None`: there is neither.
+    /// The call blocks.
+    ///
+    /// # Errors
+    /// A file is damaged or has changed.
+    pub fn previews(&self, records: &[u64]) -> Result<Vec<Option<Preview>>> {
+        let mut previews = vec![None; records.len()];
+        let mut readers: Vec<_> = self.tables.iter().map(|_| None).collect();
+        let mut order: Vec<usize> = (0..records.len()).collect();
+        // A block is decoded once.
+        order.sort_unstable_by_key(|&at| records[at]);
+        for at in order {
+            let (file, row) = self.locate(records[at]);
+            let table = &self.tables[file];
+            let reader = readers[file].get_or_insert_with(|| {
+                let stored = self.schemas[file].stored(table);
+                let visible: Vec<_> =
+                    stored.filter(|place| preview::is_visible(&place.spec)).cloned().collect();
+                (!visible.is_empty()).then(|| table.reader(&visible))
+            });
+            let Some(reader) = reader else { continue };
+            table.check()?;
+            let mut found = Preview::default();
+            reader.record(row, |_, column, row| preview::add(&mut found, column, row))?;
+            previews[at] = Some(found).filter(|found| *found != Preview::default());
+        }
+        Ok(previews)
     }
 
     /// Reads and transforms one record, and adds the time of each step to that of the same name.

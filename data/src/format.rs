@@ -8,7 +8,7 @@
 //! A format asks an `Object` for the parts that it needs (`Object::slice`), because the file may
 //! lie on another machine.
 
-use proto::column::ColumnSpec;
+use proto::column::{ColumnSpec, ElementType};
 
 use crate::column::Column;
 use crate::cuts::Cuts;
@@ -44,6 +44,21 @@ pub(crate) trait Source: Send + Sync {
     /// # Errors
     /// The block is damaged, or has a value for which a column has no place.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>>;
+
+    /// Returns whether [`direct`](Self::direct) gives any record of the column with this index as
+    /// values of `dtype`, for less than a block costs. Default: it does not.
+    fn is_direct(&self, _column: usize, _dtype: ElementType) -> bool {
+        false
+    }
+
+    /// Appends the values of records in the column with this index to `out`. Only where it
+    /// [`is_direct`](Self::is_direct) for the type of `out`.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    fn direct(&self, _records: &[u64], _column: usize, _out: &mut Column) -> Result<()> {
+        unreachable!("this format decodes blocks")
+    }
 
     /// Returns what a record is called in the file, for errors. Default: it has a number alone.
     fn name(&self, _record: u64) -> Option<String> {

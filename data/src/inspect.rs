@@ -11,6 +11,7 @@ use crate::folder::Folder;
 use crate::format::Source;
 use crate::formats;
 use crate::object::Object;
+use crate::preview::{is_bytes, text};
 use crate::{pixels, sample};
 
 /// Values of one record that are shown.
@@ -141,11 +142,6 @@ fn images(source: &dyn Source, spec: &DataSpec) -> Result<Vec<ImageSizes>> {
     Ok(found)
 }
 
-/// Returns whether a column may hold the bytes of files.
-pub(crate) fn is_bytes(spec: &ColumnSpec) -> bool {
-    spec.ragged && spec.dtype == ElementType::U8 && spec.shape.is_empty()
-}
-
 /// Returns whether a record of a column of bytes is an encoded image.
 pub(crate) fn is_encoded(source: &dyn Source, column: usize, (block, row): sample::Place) -> Result<bool> {
     let columns = source.read(block, &[column])?;
@@ -165,9 +161,7 @@ fn cell(column: &Column, record: usize) -> String {
 pub(crate) fn shown(spec: &ColumnSpec, values: &[u8]) -> String {
     let count = values.len() / spec.dtype.size();
     if spec.ragged && spec.dtype == ElementType::U8 {
-        let text = std::str::from_utf8(values).ok();
-        let text = text.filter(|text| !text.chars().any(|c| c.is_control() && !c.is_whitespace()));
-        return match text {
+        return match text(values) {
             Some(text) => {
                 let some: String = text.chars().take(CHARACTERS_SHOWN).collect();
                 format!("{some:?}{}", if some.len() < text.len() { " .." } else { "" })

@@ -29,6 +29,7 @@
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `inspect.rs` | a look at one file, for people |
+//! | `preview.rs` | what a person sees of a record |
 //! | `sheet.rs`, `sheet/` | a picture with some images of a file |
 //! | `sample.rs` | some records of a file |
 //! | `convert.rs`, `convert/` | the records of files in another format |
@@ -70,6 +71,7 @@ mod pass;
 mod pattern;
 mod pixels;
 pub mod predictions;
+mod preview;
 mod remote;
 mod room;
 mod sample;

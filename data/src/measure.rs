@@ -43,7 +43,7 @@ pub fn measure(spec: &JobSpec, root: Option<&Path>, threads: usize, time: Durati
     let positions = |microbatch: u64| {
         let micro = u64::from(plan.micro);
         let begin = (microbatch % data.len().div_ceil(micro)) * micro;
-        (begin..(begin + micro).min(data.len())).map(|position| order.record(position))
+        order.records(begin..(begin + micro).min(data.len()))
     };
 
     let (mut steps, mut seen, began) = (Vec::new(), 0, now());

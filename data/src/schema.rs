@@ -55,6 +55,9 @@ pub(crate) struct Schema {
     missing: Vec<Missing>,
     /// What happens to a record with a value that cannot be decoded.
     on_error: OnError,
+    /// Whether each column of a batch has the values of one column of the table, if their types
+    /// allow it.
+    is_plain: bool,
 }
 
 /// The columns of a table, after their transforms.
@@ -178,9 +181,15 @@ impl Schema {
             _ => ColumnSpec::fixed(LABELS, if classes { ElementType::I64 } else { ElementType::F32 }, []),
         };
         wanted.extend(label.clone());
-        let pipelines = wanted.iter().map(|place| columns.pipeline(place)).collect();
+        let pipelines: Vec<_> = wanted.iter().map(|place| columns.pipeline(place)).collect();
         let missing = wanted.iter().map(|place| columns.missing(place)).collect::<Result<_>>()?;
         let (ignored, on_error) = (spec.model.ignore_index, spec.data.on_error);
+        let is_alike = |(own, place): (&ColumnSpec, &Place)| own.shape == place.spec.shape;
+        let is_plain = reads_labels
+            && wanted.len() == inputs.len() + 1
+            && inputs.iter().all(|input| input.normalize.is_none() && input.columns.len() == 1)
+            && inputs.iter().map(|input| &input.spec).chain([&labels]).zip(&wanted).all(is_alike)
+            && pipelines.iter().all(Option::is_none);
         Ok(Self {
             inputs,
             label,
@@ -192,6 +201,7 @@ impl Schema {
             pipelines,
             missing,
             on_error,
+            is_plain,
         })
     }
 
@@ -201,6 +211,13 @@ impl Schema {
             (Some(_), false) => &self.wanted[..self.wanted.len() - 1],
             _ => &self.wanted,
         }
+    }
+
+    /// Returns the columns of the inputs as `table` has them, before all transforms.
+    pub(crate) fn stored<'a>(&self, table: &'a Table) -> impl Iterator<Item = &'a Place> {
+        let inputs = self.inputs.last().map_or(0, |input| input.columns.end);
+        let names = self.wanted[..inputs].iter().map(|place| &place.spec.name);
+        names.filter_map(|name| table.columns().iter().find(|place| place.spec.name == *name))
     }
 
     /// Returns whether a record with this defect is skipped. A block that cannot be read is no
@@ -282,6 +299,47 @@ impl Schema {
     /// Returns a reader of a table's columns.
     pub(crate) fn reader(&self, table: &Arc<Table>) -> Reader {
         table.reader(self.read_columns())
+    }
+
+    /// Appends some records to the columns of a batch, column by column, if they need nothing but
+    /// to be copied. Returns whether it has done so. `records` are in the blocks that `reader` has
+    /// at hand.
+    pub(crate) fn copy(
+        &self,
+        reader: &Reader,
+        records: &[u64],
+        inputs: &mut [Column],
+        labels: &mut Column,
+    ) -> bool {
+        let columns = || inputs.iter().chain([&*labels]);
+        if !self.is_plain || !reader.at_hand().zip(columns()).all(|((block, _), column)| column.takes(block))
+        {
+            return false;
+        }
+        for ((block, first), column) in reader.at_hand().zip(inputs.iter_mut().chain([labels])) {
+            column.extend_from(block, records, first);
+        }
+        true
+    }
+
+    /// Appends some records to the columns of a batch like [`copy`](Self::copy), straight from the
+    /// files. Returns whether it has done so.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn direct(
+        &self,
+        reader: &Reader,
+        records: &[u64],
+        inputs: &mut [Column],
+        labels: &mut Column,
+    ) -> Result<bool> {
+        let columns = || inputs.iter().chain([&*labels]);
+        let is_direct = self.is_plain && reader.is_direct(columns());
+        if is_direct {
+            reader.direct(records, inputs.iter_mut().chain([labels]))?;
+        }
+        Ok(is_direct)
     }
 
     /// Appends a record to the columns of a batch.

@@ -4,15 +4,15 @@ mod font;
 
 use std::path::Path;
 
-use proto::column::{ColumnSpec, ElementType};
+use proto::column::ColumnSpec;
 use proto::spec::{DataSpec, Format};
 
 use crate::column::Column;
 use crate::error::{Result, malformed, wrong};
 use crate::format::Source;
-use crate::inspect;
-use crate::pixels::{self, Image, Window};
-use crate::sample;
+use crate::pixels::Image;
+use crate::preview::{decoded, fitted, is_bytes, png, raw};
+use crate::{inspect, sample};
 
 /// Longer side of an image on the sheet, in pixels.
 const SIDE: usize = 128;
@@ -85,7 +85,7 @@ pub fn contact_sheet(path: &Path, spec: &DataSpec, images: usize) -> Result<Cont
     sample::visit(source.as_ref(), &places, &wanted, |record, columns_read, row| {
         let (left, top) = (at % columns * TILE.0 + MARGIN, at / columns * TILE.1 + MARGIN);
         match decoded(&columns_read[0], row) {
-            Ok(image) => sheet.put(&fitted(&image), left, top),
+            Ok(image) => sheet.put(&fitted(&image, SIDE), left, top),
             Err(_) => {
                 damaged += 1;
                 sheet.fill(left, top, SIDE, SIDE, DAMAGED);
@@ -96,7 +96,7 @@ pub fn contact_sheet(path: &Path, spec: &DataSpec, images: usize) -> Result<Cont
         at += 1;
         Ok(())
     })?;
-    let png = sheet.png().map_err(|error| malformed(path, format!("the picture: {error}")))?;
+    let png = png(&sheet.0).map_err(|error| malformed(path, format!("the picture: {error}")))?;
     Ok(ContactSheet { png, images: places.len(), damaged })
 }
 
@@ -104,42 +104,11 @@ pub fn contact_sheet(path: &Path, spec: &DataSpec, images: usize) -> Result<Cont
 /// `first`.
 fn column_of_images(source: &dyn Source, first: sample::Place) -> Result<Option<usize>> {
     for (at, spec) in source.outline().columns.iter().enumerate() {
-        if raw(spec).is_some() || (inspect::is_bytes(spec) && inspect::is_encoded(source, at, first)?) {
+        if raw(spec).is_some() || (is_bytes(spec) && inspect::is_encoded(source, at, first)?) {
             return Ok(Some(at));
         }
     }
     Ok(None)
-}
-
-/// Returns height, width and channels of a column of pixels.
-fn raw(spec: &ColumnSpec) -> Option<(usize, usize, usize)> {
-    if spec.ragged || spec.dtype != ElementType::U8 {
-        return None;
-    }
-    match spec.shape[..] {
-        [height, width] => Some((height, width, 1)),
-        [height, width, channels @ (1 | 3)] => Some((height, width, channels)),
-        _ => None,
-    }
-}
-
-/// Returns the image of a record with three channels.
-fn decoded(column: &Column, row: usize) -> std::result::Result<Image, String> {
-    let bytes = column.record(row);
-    match raw(column.spec()) {
-        Some((height, width, channels)) => {
-            Ok(pixels::rgb(Image { height, width, channels, values: bytes.to_vec() }))
-        }
-        None => pixels::decode(bytes, 3),
-    }
-}
-
-/// Returns the image with [`SIDE`] as its longer side.
-fn fitted(image: &Image) -> Image {
-    let longer = image.height.max(image.width);
-    let scaled = |side: usize| ((side * SIDE + longer / 2) / longer).clamp(1, SIDE);
-    let whole = Window { top: 0, left: 0, height: image.height, width: image.width };
-    pixels::resized(image, whole, scaled(image.height), scaled(image.width))
 }
 
 /// Returns the column whose values stand below the images.
@@ -201,18 +170,6 @@ impl Canvas {
             }
         });
     }
-
-    /// Encodes the picture.
-    fn png(&self) -> std::result::Result<Vec<u8>, png::EncodingError> {
-        let mut bytes = Vec::new();
-        let mut encoder = png::Encoder::new(&mut bytes, self.0.width as u32, self.0.height as u32);
-        encoder.set_color(png::ColorType::Rgb);
-        encoder.set_depth(png::BitDepth::Eight);
-        let mut writer = encoder.write_header()?;
-        writer.write_image_data(&self.0.values)?;
-        writer.finish()?;
-        Ok(bytes)
-    }
 }
 
 #[cfg(test)]
@@ -221,6 +178,7 @@ mod tests {
 
     use super::*;
     use crate::formats::idx::tests::write as idx;
+    use crate::pixels;
 
     fn spec(format: Format) -> DataSpec {
         DataSpec::of(format, FilesSpec::default())
@@ -238,7 +196,7 @@ mod tests {
 
     /// Encodes an image of one colour.
     fn encoded(height: usize, width: usize, color: [u8; 3]) -> Vec<u8> {
-        Canvas(Image { height, width, channels: 3, values: color.repeat(height * width) }).png().unwrap()
+        png(&Image { height, width, channels: 3, values: color.repeat(height * width) }).unwrap()
     }
 
     #[test]

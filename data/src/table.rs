@@ -278,6 +278,25 @@ impl Reader {
     /// # Panics
     /// If the table has no such record.
     pub(crate) fn record(&mut self, record: u64, mut take: impl FnMut(usize, &Column, usize)) -> Result<()> {
+        self.seek(record)?;
+        for (wanted, &(part, at)) in self.places.iter().enumerate() {
+            if let Some((records, columns)) = &self.current[part] {
+                take(wanted, &columns[at], (record - records.start) as usize);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Reader {
+    /// Reads the blocks that have a record.
+    ///
+    /// # Errors
+    /// A block is damaged.
+    ///
+    /// # Panics
+    /// If the table has no such record.
+    fn seek(&mut self, record: u64) -> Result<()> {
         assert!(record < self.table.records, "record {record} of {}", self.table.records);
         for (part, columns) in self.columns.iter().enumerate().filter(|(_, columns)| !columns.is_empty()) {
             let current = &mut self.current[part];
@@ -287,12 +306,56 @@ impl Reader {
                 *current = Some((starts[block]..starts[block + 1], self.table.block(part, block, columns)?));
             }
         }
-        for (wanted, &(part, at)) in self.places.iter().enumerate() {
-            if let Some((records, columns)) = &self.current[part] {
-                take(wanted, &columns[at], (record - records.start) as usize);
-            }
-        }
         Ok(())
+    }
+
+    /// Reads the blocks that have the first one of some records. Returns how many of the records,
+    /// from the first one on, lie in these blocks.
+    ///
+    /// # Errors
+    /// A block is damaged.
+    ///
+    /// # Panics
+    /// If there is no record, or the table has no such record.
+    pub(crate) fn run(&mut self, records: &[u64]) -> Result<usize> {
+        self.seek(records[0])?;
+        let here = |record: &&u64| {
+            **record < self.table.records
+                && self.current.iter().flatten().all(|(records, _)| records.contains(*record))
+        };
+        Ok(records.iter().take_while(here).count())
+    }
+
+    /// Returns each wanted column of the blocks at hand, with the number of its first record.
+    pub(crate) fn at_hand(&self) -> impl Iterator<Item = (&Column, u64)> {
+        let column = |&(part, at): &(usize, usize)| {
+            let (records, columns) = self.current[part].as_ref()?;
+            Some((&columns[at], records.start))
+        };
+        self.places.iter().filter_map(column)
+    }
+
+    /// Appends the values of records in each wanted column to a column of `out`, without the rest
+    /// of their blocks. Each file must be [direct](Self::is_direct).
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn direct<'a>(
+        &self,
+        records: &[u64],
+        out: impl Iterator<Item = &'a mut Column>,
+    ) -> Result<()> {
+        self.places.iter().zip(out).try_for_each(|(&(part, at), out)| {
+            self.table.parts[part].source.direct(records, self.columns[part][at], out)
+        })
+    }
+
+    /// Returns whether each wanted column of any record can be appended to that of `out` without
+    /// the rest of a block.
+    pub(crate) fn is_direct<'a>(&self, out: impl Iterator<Item = &'a Column>) -> bool {
+        self.places.iter().zip(out).all(|(&(part, at), out)| {
+            self.table.parts[part].source.is_direct(self.columns[part][at], out.spec().dtype)
+        })
     }
 }
 

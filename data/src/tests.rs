@@ -558,3 +558,50 @@ fn values_that_are_not_finite_are_named_by_column_and_record() {
     .file("a.csv", "a,b,y\n1,2,0\n3,1,1\n");
     assert_eq!(job.train().not_finite(&job.train().batch(Epoch(0), [0, 1]).unwrap()), None);
 }
+
+#[test]
+fn a_person_sees_images_and_texts_of_inputs_before_their_transforms() {
+    let job = Job::new(
+        &IDX.replace(r#"["x"]"#, r#"["x", "z"]"#).replace(r#"["y"]"#, r#"["y", "y"]"#),
+        "cross_entropy",
+    );
+    let job = job.file("x", images(5)).file("z", gz(&images(5))).file("y", labels(5));
+    let seen = job.train().previews(&[7, 1]).unwrap();
+    let pixels = seen.iter().map(|seen| {
+        let seen = seen.as_ref().unwrap();
+        assert_eq!(seen.text, "");
+        crate::pixels::decode(&seen.png, 1).unwrap().values
+    });
+    assert_eq!(pixels.collect::<Vec<_>>(), [[20, 21, 22, 23], [10, 11, 12, 13]]);
+
+    let job = Job::new(
+        r#"format = "jsonl"
+        train = { files = ["a.jsonl"] }
+        inputs = ["text", "age"]
+        label = "other"
+        missing = { text = { value = "none" } }
+        dtypes = { age = "f32" }
+        [data.transforms]
+        text = [{ op = "hash", buckets = 9 }]
+        other = [{ op = "hash", buckets = 2 }]"#,
+        "cross_entropy",
+    );
+    let lines = [r#"{"age": 4, "other": "no", "text": "Ann"}"#, r#"{"age": 5, "other": "no", "text": null}"#];
+    let job = job.file("a.jsonl", lines.join("\n"));
+    let seen = job.train().previews(&[1, 0]).unwrap();
+    let ann = proto::worst::Preview { text: "Ann".to_owned(), ..Default::default() };
+    assert_eq!(seen, [None, Some(ann)], "a missing value shows nothing, and neither does a label");
+
+    let job = two_towers(r#"inputs = ["user", "history"]"#, "bce_with_logits");
+    assert_eq!(job.train().previews(&[2, 0]).unwrap(), [None, None]);
+}
+
+#[test]
+fn a_file_that_changed_shows_nothing_of_itself() {
+    let job = Job::new(IDX, "cross_entropy").file("x", images(5)).file("y", labels(5));
+    let data = job.train();
+    let job = job.file("x", images(6));
+    let said = data.previews(&[0]).unwrap_err().to_string();
+    assert!(said.contains("/x"), "{said}");
+    drop(job);
+}

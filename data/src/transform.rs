@@ -171,7 +171,7 @@ impl Pipeline {
             Some((last, before)) => (Some(last), before),
             None => (None, &[][..]),
         };
-        let mut value = self.begin(raw)?;
+        let mut value = self.begin(raw, draws)?;
         for step in before {
             value = step.apply(value, draws)?;
         }
@@ -214,7 +214,7 @@ impl Pipeline {
         steps: &mut Vec<(String, Duration)>,
     ) -> Result<(), String> {
         let mut begun = clock::now();
-        let mut value = self.begin(raw)?;
+        let mut value = self.begin(raw, draws)?;
         for step in &self.steps {
             value = step.apply(value, draws)?;
             add(steps, &format!("{} {}", step.purpose, step.name), begun.elapsed());
@@ -229,7 +229,7 @@ impl Pipeline {
     /// Those of [`apply`](Self::apply).
     #[cfg(test)]
     fn values(&self, raw: &[u8], draws: Draws) -> Result<Vec<u8>, String> {
-        let mut value = self.begin(raw)?;
+        let mut value = self.begin(raw, draws)?;
         for step in &self.steps {
             value = step.apply(value, draws)?;
         }
@@ -243,11 +243,17 @@ impl Pipeline {
         })
     }
 
-    fn begin(&self, raw: &[u8]) -> Result<Value, String> {
-        match self.steps.first() {
-            // A decoder takes the bytes where they are.
-            Some(Step { action: Action::Pixels(Transform::Decode { channels }), .. }) => {
-                pixels::decode(raw, *channels).map(Value::Image)
+    fn begin(&self, raw: &[u8], draws: Draws) -> Result<Value, String> {
+        match self.steps.as_slice() {
+            // A decoder takes the bytes where they are, and leaves out what the next step drops.
+            [Step { action: Action::Pixels(Transform::Decode { channels }), .. }, rest @ ..] => {
+                let rows = |height, width| match rest {
+                    [Step { action: Action::Pixels(transform), purpose, .. }, ..] => {
+                        image::rows(transform, height, width, &mut draws.of(purpose))
+                    }
+                    _ => height,
+                };
+                pixels::decode_rows(raw, *channels, rows).map(Value::Image)
             }
             _ => Ok(Value::Values(raw.to_vec())),
         }

@@ -25,6 +25,8 @@ mod launch;
 #[cfg(feature = "cuda")]
 pub(crate) mod memory;
 #[cfg(feature = "cuda")]
+pub(crate) mod nvml;
+#[cfg(feature = "cuda")]
 mod staging;
 #[cfg(test)]
 mod tests;

@@ -33,6 +33,37 @@ pub struct Device {
     cuda: Option<Arc<cuda::Device>>,
 }
 
+/// A CUDA device as its driver shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The name that the driver gives the device.
+    pub name: String,
+    /// All bytes of its memory.
+    pub memory_bytes: u64,
+    /// Number of the device in the world, as in `00000000-0000-0000-0000-000000000001`. Whatever
+    /// CUDA_VISIBLE_DEVICES says, it names one device.
+    pub uuid: String,
+}
+
+/// Lists the CUDA devices of this process, in the order of their numbers. A device is not opened
+/// for that.
+///
+/// # Errors
+/// There is no driver, it is too old, or it does not start: one sentence with what to do.
+#[cfg(feature = "cuda")]
+pub fn listed() -> Result<Vec<Listed>, Error> {
+    cuda::Device::list()
+}
+
+/// Lists no CUDA device. This program was built without CUDA.
+///
+/// # Errors
+/// Always [`Error::NotBuilt`].
+#[cfg(not(feature = "cuda"))]
+pub const fn listed() -> Result<Vec<Listed>, Error> {
+    Err(Error::NotBuilt)
+}
+
 impl Device {
     /// Opens a CUDA device by its number, and compiles the kernels for it. `cache` is a folder for
     /// compiled kernels: only this user may write to it, and it is made if it is missing.
@@ -63,6 +94,19 @@ impl Device {
         #[cfg(not(feature = "cuda"))]
         {
             true
+        }
+    }
+
+    /// Returns the number of a CUDA device. `None`: it is the processor of the host.
+    #[must_use]
+    pub fn ordinal(&self) -> Option<usize> {
+        #[cfg(feature = "cuda")]
+        {
+            self.cuda.as_ref().map(|device| device.ordinal())
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            None
         }
     }
 

@@ -14,6 +14,7 @@
 //! | [`norm`] | what an update needs to know about the whole model first |
 //! | [`parallel`] | chunks spread over threads |
 //! | [`cpu`] | the kernels for memory of the host |
+//! | [`telemetry`] | how busy, warm and well CUDA devices are |
 //!
 //! **Invariant:** the result of an operation does not depend on the implementation, the memory or
 //! the number of threads: no bit of it. So a kernel never fuses a multiplication with an addition
@@ -30,6 +31,7 @@ pub mod optimizer;
 pub mod parallel;
 mod slot;
 pub mod storage;
+pub mod telemetry;
 mod update;
 
 pub use device::Device;

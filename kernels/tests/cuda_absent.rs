@@ -1,6 +1,7 @@
 //! A machine without a CUDA driver, or without NVRTC: the call says so, and nothing panics.
 
 use kernels::cuda::{Device, Error};
+use kernels::device::listed;
 
 use self::fake::Driver;
 
@@ -29,17 +30,24 @@ fn a_machine_without_driver_or_compiler_is_told_so_and_goes_on() {
             }
         }
     }
+    assert_eq!(listed(), Err(Error::NoDriver));
     let said = Error::NoDriver.to_string();
     assert!(said.starts_with("no CUDA driver: ") && said.contains("libcuda.so.1"), "{said}");
 
     // A driver, but no device. No compiler is needed to say so.
     let driver = Driver::load();
     driver.devices(0);
+    assert_eq!(listed(), Ok(Vec::new()));
     let said = Device::open(0, None).expect_err("no device").to_string();
     assert!(said.starts_with("no CUDA device 0: the driver shows 0 devices"), "{said}");
+    driver.devices(2);
+    let both = listed().expect("two devices");
+    assert_eq!(both.len(), 2);
+    assert!(both.iter().all(|device| !device.name.is_empty() && device.memory_bytes == 1 << 26), "{both:?}");
     driver.devices(1);
 
     driver.version(11_040);
+    assert!(matches!(listed(), Err(Error::DriverTooOld { version: 11_040, .. })));
     let said = Device::open(0, None).expect_err("an old driver").to_string();
     let expected =
         "the CUDA driver is too old: it supports CUDA 11.4, expected 12.0 or newer; install a newer driver";

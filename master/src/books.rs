@@ -4,6 +4,8 @@
 //! A caller with an incarnation that is gone must register again, so an old process never touches
 //! the leases of a new one.
 
+mod scripts;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,10 +21,12 @@ use proto::pb::complete_request::Result as Report;
 use proto::pb::event::Kind as Event;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
+use tokio::sync::watch;
 
 use crate::checkpoints::{Place, Probed};
 use crate::clock::Now;
 use crate::config::Options;
+use crate::device::{self, WorkerDevice};
 use crate::ended::{Archive, Ended};
 use crate::events::{EventLog, Taken};
 use crate::indexes::Indexes;
@@ -35,6 +39,7 @@ use crate::owner::{Holding, Owner};
 use crate::progress::{Hang, Lingering};
 use crate::ps_address::PsAddress;
 use crate::scheduler;
+use crate::scripts::{Script, Scripts};
 use crate::secrets::Key;
 use crate::why::Why;
 
@@ -97,6 +102,8 @@ pub(crate) struct Books {
     newest_job: JobId,
     /// What workers found in files, of whatever job.
     indexes: Indexes,
+    /// Scripts that are not over, and the agents that run them.
+    scripts: Scripts,
     ids: LeaseIds,
     /// Leases that expired: those of forgotten jobs, the others are with their jobs.
     metrics: Metrics,
@@ -198,6 +205,7 @@ impl Books {
             unreadable: BTreeMap::new(),
             newest_job,
             indexes: Indexes::default(),
+            scripts: Scripts::default(),
             ids: LeaseIds::starting_at(first),
             metrics: Metrics::default(),
             news: false,
@@ -293,6 +301,9 @@ impl Books {
                 batch.set(keys::job(id), record.encode_to_vec());
             }
         }
+        for (id, record) in self.scripts.take_records() {
+            batch.set(keys::script(id), record.encode_to_vec());
+        }
         batch
     }
 
@@ -309,6 +320,8 @@ impl Books {
             jobs_pending: jobs_in(pb::JobState::Pending),
             jobs_running: jobs_in(pb::JobState::Running),
             workers_live: self.fleet.workers_live().into(),
+            workers_cuda_live: self.fleet.workers_cuda_live(),
+            workers_wanted: self.live_jobs().map(Job::workers_wanted).sum(),
             ps_live: self.fleet.ps_live().into(),
             leases_expired: self.metrics.leases_expired
                 + self.jobs.values().map(Job::leases_taken_back).sum::<u64>(),
@@ -334,6 +347,8 @@ impl Books {
         // Whether a slow worker may have work depends on the time.
         self.schedule(now, None);
         self.maybe_tell_fleet(now);
+        self.scripts.expire(now.since_start, self.options.death);
+        self.follow_scripts(now);
     }
 
     pub(crate) fn register(
@@ -407,6 +422,7 @@ impl Books {
             // It takes no more work, so the others share it from now on.
             self.on_fleet(now);
         }
+        self.fleet.device_said(incarnation, request.device);
         let mut lost: Vec<_> = request.leases.iter().map(|progress| LeaseId(progress.lease)).collect();
         for job in self.jobs.values_mut().filter(|job| !job.is_ended()) {
             let good = job.renew(now, incarnation, &lost);
@@ -474,7 +490,15 @@ impl Books {
         pb::HeartbeatReply {
             leases_lost: lost.into_iter().map(LeaseId::get).collect(),
             // A ps keeps what it has of a job until the end of the job is durable.
-            jobs: self.unreadable.keys().chain(self.jobs.keys()).map(|id| id.get()).collect(),
+            // The number of a script is that of its first job, which may begin at any moment.
+            jobs: self
+                .unreadable
+                .keys()
+                .chain(self.jobs.keys())
+                .copied()
+                .chain(self.unjoined())
+                .map(JobId::get)
+                .collect(),
             newest_job: self.newest_job.get(),
             reports_taken: Vec::new(),
             may_leave: false,
@@ -750,9 +774,21 @@ impl Books {
 
     // Jobs.
 
-    /// Returns whether a job can be taken now. Forgets the oldest that has ended when there are too
-    /// many.
+    /// Returns the number of a job that no script described.
+    ///
+    /// # Errors
+    /// Those of [`admit_for`](Self::admit_for).
+    #[cfg(test)]
     pub(crate) fn admit(&mut self, spec: &JobSpec) -> Result<JobId, Failure> {
+        self.admit_for(None, spec)
+    }
+
+    /// Returns the number that a job gets if it is taken now. `script`: a process of this script
+    /// describes the job. Forgets the oldest job that has ended when there are too many.
+    ///
+    /// # Errors
+    /// The job cannot be taken, or too many jobs live.
+    pub(crate) fn admit_for(&mut self, script: Option<JobId>, spec: &JobSpec) -> Result<JobId, Failure> {
         if spec.limits.lease < 2 * self.options.heartbeat {
             return Err(Failure::new(
                 Kind::Malformed,
@@ -784,16 +820,27 @@ impl Books {
                 ),
             ));
         }
-        while self.jobs.len() + self.archive.len() >= self.options.jobs_max {
+        let next = self.newest_job.next();
+        let id = script.map_or(next, |script| self.scripts.number(script, &spec.name, next));
+        // A script counts as a job, so its first one has room.
+        if id == next {
+            self.make_room()?;
+        }
+        Ok(id)
+    }
+
+    /// Forgets jobs that have ended until there is room for one more.
+    fn make_room(&mut self) -> Result<(), Failure> {
+        while self.jobs.len() + self.unjoined().count() + self.archive.len() >= self.options.jobs_max {
             let oldest = self.archive.pop_oldest().ok_or_else(|| {
-                let found = self.jobs.len();
+                let found = self.jobs.len() + self.unjoined().count();
                 let message =
                     format!("{found} jobs have not ended, the most that this master takes (jobs_max)");
                 Failure::new(Kind::Full, message)
             })?;
             self.forget(oldest);
         }
-        Ok(self.newest_job.next())
+        Ok(())
     }
 
     /// Checks whether `owner` may submit one more job, with files of `bytes`.
@@ -801,13 +848,17 @@ impl Books {
     /// # Errors
     /// It has all that it may have.
     pub(crate) fn check_owner(&self, owner: &Owner, bytes: u64) -> Result<(), Failure> {
-        let has = self.live_jobs().filter(|job| job.owner == owner.name).fold(
+        let mut has = self.live_jobs().filter(|job| job.owner == owner.name).fold(
             Holding::default(),
             |Holding { jobs, artifact_bytes }, job| Holding {
                 jobs: jobs + 1,
                 artifact_bytes: artifact_bytes + job.input.iter().map(|file| file.size).sum::<u64>(),
             },
         );
+        for (id, script) in self.scripts.iter().filter(|(_, script)| script.owner == owner.name) {
+            has.jobs += u64::from(!self.jobs.contains_key(&id));
+            has.artifact_bytes += script.bundle.size;
+        }
         owner.check(has, bytes)
     }
 
@@ -821,14 +872,43 @@ impl Books {
         resume: Option<Resume>,
         owner: String,
     ) -> pb::SubmitReply {
+        self.take_job(now, id, spec, input, resume, owner, None)
+    }
+
+    /// Takes a job that a process of a script describes. The caller checked that the script lives.
+    pub(crate) fn submit_of_script(
+        &mut self,
+        now: Now,
+        id: JobId,
+        spec: JobSpec,
+        input: Vec<pb::Artifact>,
+        script: JobId,
+    ) -> pb::SubmitReply {
+        let owner = self.scripts.get(script).map(|script| script.owner.clone()).unwrap_or_default();
+        self.scripts.joined(script, &spec.name, id);
+        self.take_job(now, id, spec, input, None, owner, Some(script))
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is a fact of its own, and two callers have them")]
+    fn take_job(
+        &mut self,
+        now: Now,
+        id: JobId,
+        spec: JobSpec,
+        input: Vec<pb::Artifact>,
+        resume: Option<Resume>,
+        owner: String,
+        script: Option<JobId>,
+    ) -> pb::SubmitReply {
         let mut job = Job::new(id, spec, input, self.settings(), now);
         job.owner = owner;
+        script.into_iter().for_each(|script| job.set_script(script));
         job.know(&self.indexes);
         if let Some(resume) = resume {
             job.resume_run(resume);
         }
         let reply = pb::SubmitReply { job: id.get(), name: job.name() };
-        self.newest_job = id;
+        self.newest_job = self.newest_job.max(id);
         self.jobs.insert(id, job);
         self.metrics.jobs_submitted += 1;
         self.schedule(now, Some(id));
@@ -836,21 +916,37 @@ impl Books {
     }
 
     /// Returns the job in which a program with this specification takes part: the live one of its
-    /// name, or with `rejoin` its newest one. `None`: there is none.
+    /// name, or with `rejoin` its newest one. A process of a script takes part in jobs of the
+    /// script alone, also in one that has ended. `None`: there is none.
     ///
     /// # Errors
-    /// No program drives such a job, or the job has other settings.
-    pub(crate) fn join(&self, spec: &JobSpec) -> Result<Option<pb::SubmitReply>, Failure> {
+    /// No program drives such a job, the job has other settings, or the script is over.
+    pub(crate) fn join(
+        &self,
+        spec: &JobSpec,
+        script: Option<JobId>,
+    ) -> Result<Option<pb::SubmitReply>, Failure> {
         if !spec.is_driven() {
             let message =
                 "SubmitRequest.join: only a job that a program drives can be joined; submit this one";
             return Err(Failure::new(Kind::Malformed, message));
         }
-        let rejoin = self.options.rejoin;
-        let takes = |job: &&Job| job.spec.name == spec.name && (rejoin || !job.is_ended());
+        if let Some(id) = script {
+            let script = self.scripts.get(id).ok_or_else(|| {
+                let message = format!("script {id} is over, so its processes take part in nothing any more");
+                Failure::new(Kind::Ended, message)
+            })?;
+            let archived = script.jobs.get(&spec.name).filter(|id| self.archive.get(**id).is_some());
+            if let Some(&id) = archived {
+                return Ok(Some(pb::SubmitReply { job: id.get(), name: self.name_of(id) }));
+            }
+        }
+        let rejoin = self.options.rejoin || script.is_some();
+        let of_script = |job: &&Job| job.script == script && job.spec.name == spec.name;
+        let takes = |job: &&Job| of_script(job) && (rejoin || !job.is_ended());
         let Some(job) = self.jobs.values().rev().find(takes) else {
             // Settings of an archived job are not kept. They were compared while it lived.
-            let ended = self.archive.newest_of(&spec.name).filter(|_| rejoin);
+            let ended = self.archive.newest_of(&spec.name).filter(|_| rejoin && script.is_none());
             return Ok(ended.map(|id| pb::SubmitReply { job: id.get(), name: self.name_of(id) }));
         };
         let differing = job.spec.differences(spec);
@@ -874,14 +970,24 @@ impl Books {
             return Err(Failure::new(Kind::Internal, format!("job {}: {}", job.name, job.reason)));
         }
         let by_number = name.parse().ok().map(JobId);
-        let by_number = by_number.filter(|id| self.jobs.contains_key(id) || self.archive.get(*id).is_some());
+        let is_known = |id: &JobId| {
+            self.jobs.contains_key(id) || self.archive.get(*id).is_some() || self.scripts.get(*id).is_some()
+        };
+        let by_number = by_number.filter(is_known);
+        let script = |matches: &dyn Fn(JobId, &Script) -> bool| {
+            self.scripts.iter().find(|(id, script)| matches(*id, script)).map(|(id, _)| id)
+        };
         let live = |matches: &dyn Fn(&Job) -> bool| {
             self.jobs.values().rev().find(|job| matches(job)).map(|job| job.id)
         };
         let found = by_number
             .or_else(|| live(&|job| job.name() == name))
+            .or_else(|| script(&|id, script| script.full_name(id) == name))
             .or_else(|| self.archive.called(name))
-            .or_else(|| live(&|job| job.spec.name == name).max(self.archive.newest_of(name)));
+            .or_else(|| {
+                let of_script = script(&|_, script| script.description.name == name);
+                live(&|job| job.spec.name == name).max(of_script).max(self.archive.newest_of(name))
+            });
         found.ok_or_else(|| {
             let ids = self.ids_after(JobId(0), |ids| ids.rev().take(LISTED_MAX + 1).collect());
             let names = ids.iter().rev().take(LISTED_MAX).map(|&id| self.name_of(id));
@@ -898,7 +1004,9 @@ impl Books {
     /// `NAME-ID` of a job.
     fn name_of(&self, id: JobId) -> String {
         let live = self.jobs.get(&id).map(Job::name);
-        live.or_else(|| Some(self.archive.get(id)?.status().name)).unwrap_or_default()
+        let ended = || Some(self.archive.get(id)?.status().name);
+        let script = || self.scripts.get(id).map(|script| script.full_name(id));
+        live.or_else(ended).or_else(script).unwrap_or_default()
     }
 
     /// Returns numbers of readable jobs after `after`, in order. `some` selects them among the live
@@ -911,6 +1019,7 @@ impl Books {
         let mut live = self.jobs.range(after.next()..).map(|(&id, _)| id);
         let mut ids = some(&mut live);
         ids.extend(some(&mut self.archive.after(after)));
+        ids.extend(some(&mut self.unjoined().filter(|id| *id > after).collect::<Vec<_>>().into_iter()));
         ids.sort_unstable();
         ids
     }
@@ -956,8 +1065,15 @@ impl Books {
     ) -> Result<(Option<Vec<pb::Event>>, bool), Failure> {
         match self.archive.get(id) {
             Some(_) => Ok((None, true)),
+            None if self.unjoined().any(|script| script == id) => Ok((Some(Vec::new()), false)),
             None => self.job(id).map(|job| (job.log.after(after, count), job.is_ended())),
         }
+    }
+
+    /// Returns what changes when there are new events of a job. A job that has ended brings none.
+    pub(crate) fn watch(&self, id: JobId) -> watch::Receiver<u64> {
+        let live = self.jobs.get(&id).map(|job| job.log.watch());
+        live.or_else(|| self.scripts.watch(id)).unwrap_or_else(|| watch::channel(0).1)
     }
 
     /// Returns a job by its number whose end is not durable yet.
@@ -998,6 +1114,10 @@ impl Books {
         change: impl FnOnce(&mut Job, &Membership) -> Result<(), Failure>,
     ) -> Result<pb::JobStatus, Failure> {
         let id = self.find(name)?;
+        if changed == Changed::Cancelled && self.scripts.get(id).is_some() {
+            self.scripts.cancel(id);
+            self.follow_scripts(now);
+        }
         match (self.jobs.get_mut(&id), changed) {
             (Some(job), _) => {
                 change(job, &self.fleet)?;
@@ -1005,6 +1125,14 @@ impl Books {
                 self.news = true;
             }
             (None, Changed::Cancelled) => {}
+            (None, Changed::Else(changed))
+                if self.scripts.get(id).is_some() && self.archive.get(id).is_none() =>
+            {
+                let name = self.name_of(id);
+                let message =
+                    format!("{name} cannot be {changed} yet: none of its processes has joined a job");
+                return Err(Failure::new(Kind::Ended, message));
+            }
             (None, Changed::Else(changed)) => {
                 let status = self.status_of(now, id);
                 return Err(unchangeable(&status.name, changed, status.state(), &status.reason));
@@ -1014,8 +1142,8 @@ impl Books {
     }
 
     /// Returns a page of the list of all jobs, oldest first: up to `limit` with larger numbers than
-    /// `after`.
-    pub(crate) fn list(&self, now: Now, request: pb::ListRequest) -> pb::ListReply {
+    /// `after`. A process of `script` sees the jobs of this script alone.
+    pub(crate) fn list(&self, now: Now, request: pb::ListRequest, script: Option<JobId>) -> pb::ListReply {
         let limit = match request.limit as usize {
             0 => PAGE_JOBS,
             limit => limit.min(PAGE_JOBS),
@@ -1024,6 +1152,9 @@ impl Books {
         let mut ids = self.ids_after(after, |ids| ids.take(limit + 1).collect());
         ids.extend(self.unreadable.range(after.next()..).map(|(id, _)| id).take(limit + 1));
         ids.sort_unstable();
+        if let Some(script) = script {
+            ids = self.jobs_of(script, after);
+        }
         let (mut jobs, mut bytes) = (Vec::new(), 0);
         for &id in ids.iter().take(limit) {
             let unreadable = self.unreadable.get(&id).map(unreadable_status);
@@ -1049,11 +1180,18 @@ impl Books {
     fn status_of(&self, now: Now, id: JobId) -> pb::JobStatus {
         let live = self.jobs.get(&id).filter(|job| !job.is_ended());
         let idle = live.map(|job| self.idle(now, job)).unwrap_or_default();
-        pb::JobStatus { idle, ..self.listed(now, id) }
+        let devices = live.map(|job| self.devices(job)).unwrap_or_default();
+        pb::JobStatus { idle, devices, ..self.listed(now, id) }
     }
 
-    /// Returns what a list says of a job: all but idle workers, for which every worker is looked
-    /// at.
+    /// Returns the live workers that take part in a job, grouped by their devices.
+    fn devices(&self, job: &Job) -> Vec<pb::WorkersOnDevice> {
+        let members = self.fleet.live_workers().filter(|(worker, _)| job.has(*worker));
+        device::groups(members.map(|(_, member)| (&member.process, member.reading)))
+    }
+
+    /// Returns what a list says of a job: all but idle workers and devices, for which every worker
+    /// is looked at.
     fn listed(&self, now: Now, id: JobId) -> pb::JobStatus {
         let job = self.jobs.get(&id);
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -1066,6 +1204,7 @@ impl Books {
             taken_over: hang.taken_over,
         });
         let status = job.map(|job| job.status(now)).or_else(|| self.archive.get(id).map(Ended::status));
+        let status = status.or_else(|| self.scripts.status(id));
         pb::JobStatus { hangs: hangs.collect(), ..status.unwrap_or_default() }
     }
 
@@ -1210,10 +1349,11 @@ fn process(request: &pb::RegisterRequest) -> Result<Process, Failure> {
         return Ok(Process::new(role, name, url));
     }
     let numerics = numerics.clone().map_or_else(|| Ok(Numerics::unknown()), Numerics::try_from)?;
-    let capacity = match device.starts_with("cuda") {
+    let device = WorkerDevice::told(device, request.device_memory_bytes)?;
+    let capacity = match device.is_cuda() {
         true => Capacity { cuda: 1, threads: 0 },
         false => Capacity { cuda: 0, threads: (*threads).into() },
     };
-    let program = Arc::from(program.as_str());
-    Ok(Process { numerics: Arc::new(numerics), capacity, program, ..Process::new(role, name, "") })
+    let program = scheduler::program(program, JobId(request.script));
+    Ok(Process { numerics: Arc::new(numerics), capacity, device, program, ..Process::new(role, name, "") })
 }

@@ -38,6 +38,10 @@ pub struct Options {
     /// Raise it for clients on networks that pause for longer.
     #[serde(with = "proto::duration")]
     pub stream_silence: Duration,
+    /// Time that processes of a script have after the end of its last job, for example to save a
+    /// model. Then they are ended. Default 1 h.
+    #[serde(with = "proto::duration")]
+    pub script_linger: Duration,
     /// How long a checkpoint store that fails is tried again before the checkpoint is given up, by
     /// waits that double from 0.2 s. Default 13 s.
     #[serde(with = "proto::duration")]
@@ -71,6 +75,7 @@ impl Default for Options {
             death: Duration::from_secs(5),
             ps_grace: Duration::from_secs(30),
             stream_silence: Duration::from_secs(15),
+            script_linger: Duration::from_secs(3600),
             store_patience: store::PATIENCE,
             checkpoints: Vec::new(),
             jobs_max: 1000,

@@ -47,6 +47,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod training;
+mod wanted;
 mod work;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,6 +80,7 @@ use self::training::Training;
 use self::work::Work;
 use crate::checkpoints::Place;
 use crate::clock::Now;
+use crate::device::{self, WantedDevice};
 use crate::events::EventLog;
 use crate::indexes::Indexes;
 use crate::lease::Limits;
@@ -96,6 +98,8 @@ pub(crate) struct Job {
     pub(crate) spec: JobSpec,
     /// Name of the token that it was submitted with; empty without one.
     pub(crate) owner: String,
+    /// Script whose process described it.
+    pub(crate) script: Option<JobId>,
     /// Files it was submitted with.
     pub(crate) input: Vec<pb::Artifact>,
     /// Files it ended with.
@@ -232,6 +236,7 @@ impl Job {
             id,
             spec,
             owner: String::new(),
+            script: None,
             input,
             output: Vec::new(),
             delivery: None,
@@ -273,6 +278,13 @@ impl Job {
         std::mem::take(&mut self.indexed)
     }
 
+    /// Makes it a job of a script, whose processes alone are its workers.
+    pub(crate) fn set_script(&mut self, script: JobId) {
+        self.script = Some(script);
+        self.control.demand.set_script(&self.spec.name, script);
+        self.unscheduled = true;
+    }
+
     pub(crate) fn is_ended(&self) -> bool {
         matches!(self.phase.ends(), Some(Stage::Ended))
     }
@@ -292,6 +304,20 @@ impl Job {
     /// Returns what the job wants of the fleet now.
     pub(crate) fn demand(&self) -> Demand {
         self.control.demand.when(self.may_decide_class(), self.needs_fleet())
+    }
+
+    /// Returns for how many workers the job has work now. A paused one has none.
+    pub(crate) fn workers_wanted(&self) -> u64 {
+        if self.is_ended() || self.paused() || !self.needs_fleet() {
+            return 0;
+        }
+        let bounds = self.control.demand.bounds();
+        // Records that are only measured do not wait for each other.
+        if !self.spec.purpose.trains() {
+            return bounds.max.into();
+        }
+        let plan = self.phase.facts().map(|facts| &facts.plan);
+        wanted::workers(bounds, plan, self.spec.consistency.resolve().delay)
     }
 
     /// Returns whether the scheduler must choose the crew anew before work is handed out.
@@ -395,7 +421,8 @@ impl Job {
             (have < want).then(|| format!("{what} ({have} of {want} live)"))
         };
         let workers = lack("workers", self.crew.live(), self.control.demand.bounds().min);
-        let workers = workers.map(|lack| format!("{lack}{}", self.lacks_of_class()));
+        let workers =
+            workers.map(|lack| format!("{lack}{}{}", self.lacks_of_device(), self.lacks_of_class()));
         let ps = match self.phase.partitions() {
             Some(partitions) => partitions.lack(fleet),
             None => lack("ps", fleet.ps().count() as u32, self.spec.fleet.ps),
@@ -403,6 +430,18 @@ impl Job {
         let ps = ps.filter(|_| before);
         let lacks: Vec<_> = [ps, workers].into_iter().flatten().collect();
         (!lacks.is_empty()).then(|| format!("waits for {}", lacks.join(" and ")))
+    }
+
+    /// Returns what a job that lacks workers says of their devices. Empty if it takes any.
+    fn lacks_of_device(&self) -> String {
+        let wanted = self.control.demand.device();
+        if wanted == WantedDevice::default() {
+            return String::new();
+        }
+        match device::counted(self.crew.other_devices()).as_str() {
+            "" => format!(" {wanted}"),
+            others => format!(" {wanted}; standing by are {others}"),
+        }
     }
 
     // The model.
@@ -447,6 +486,7 @@ impl Job {
                 restore: place.map(|place| pb::Restore { url: place.folder(begin), version: begin.get() }),
                 homes: homes.clone(),
                 placement: partitions.number(),
+                script: self.script.map_or(0, JobId::get),
             };
             (address, request)
         };
@@ -479,6 +519,12 @@ impl Job {
     pub(crate) fn homes(&self) -> impl Iterator<Item = String> {
         let live = self.phase.partitions().filter(|_| !self.is_ended());
         live.into_iter().flat_map(|partitions| partitions.addresses().map(|address| address.name))
+    }
+
+    /// Returns the URLs of the ps of its partitions, unless it has ended.
+    pub(crate) fn ps_urls(&self) -> impl Iterator<Item = String> {
+        let live = self.phase.partitions().filter(|_| !self.is_ended());
+        live.into_iter().flat_map(|partitions| partitions.addresses().map(|address| address.url))
     }
 
     // From phase to phase.

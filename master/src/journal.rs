@@ -93,6 +93,8 @@ pub(crate) struct Found {
     pub(crate) unreadable: Vec<Unreadable>,
     /// What workers found in files.
     pub(crate) indexes: Indexes,
+    /// Scripts that are not over.
+    pub(crate) scripts: Vec<pb::ScriptRecord>,
     /// What the journal need not keep: an earlier version of this program left it behind.
     pub(crate) left_over: Batch,
 }
@@ -142,6 +144,7 @@ impl Found {
             }
         }
         found.take_indexes(store).await?;
+        found.take_scripts(store).await?;
         if !found.master.swept {
             found.sweep(store).await?;
         }
@@ -167,6 +170,18 @@ impl Found {
                 }
             }
         }
+    }
+
+    /// Reads the scripts. One that cannot be read stays in the journal as it is.
+    async fn take_scripts(&mut self, store: &dyn Store) -> Result<()> {
+        // There are few, as all of them live.
+        for (key, bytes) in read(store, keys::scripts(), Count::Oldest(usize::MAX)).await? {
+            match pb::ScriptRecord::decode(&*bytes) {
+                Ok(record) => self.scripts.push(record),
+                Err(reason) => tracing::error!(key, %reason, "a script cannot be read; it stays as it is"),
+            }
+        }
+        Ok(())
     }
 
     async fn take(&mut self, store: &dyn Store, key: &str, bytes: &[u8]) -> Result<()> {

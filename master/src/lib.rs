@@ -7,8 +7,9 @@
 //! speaks to ps.
 //!
 //! ```text
-//! edge:   service/{jobs,fleet} --> shared (lock, clock, effects) --> ps_client, artifacts, journal
-//! core:                            books = membership + jobs
+//! edge:   service/{jobs,fleet,..} --> shared (lock, clock, effects)
+//!                                          --> ps_client, artifacts, journal
+//! core:                            books = membership + jobs + scripts
 //!                                          job = tasks + dispatcher + losses + evaluations
 //! ```
 //!
@@ -25,6 +26,7 @@ mod candidate;
 mod checkpoints;
 mod clock;
 mod config;
+mod device;
 mod dispatcher;
 mod ended;
 mod error;
@@ -46,6 +48,7 @@ mod progress;
 mod ps_address;
 mod ps_client;
 mod scheduler;
+mod scripts;
 mod secrets;
 mod server;
 mod service;

@@ -13,7 +13,10 @@ use std::time::Duration;
 
 use proto::ids::{Generation, IncarnationId};
 use proto::numerics::Numerics;
+use proto::pb;
 use proto::status::{Failure, Kind};
+
+use crate::device::WorkerDevice;
 
 /// What a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,8 @@ pub(crate) struct Process {
     pub(crate) numerics: Arc<Numerics>,
     /// How much a worker may compute.
     pub(crate) capacity: Capacity,
+    /// The device of a worker.
+    pub(crate) device: WorkerDevice,
     /// Name of the job whose program a worker runs; empty: none.
     pub(crate) program: Arc<str>,
 }
@@ -51,7 +56,8 @@ impl Process {
     pub(crate) fn new(role: MemberRole, name: &str, url: &str) -> Self {
         let numerics = Arc::new(Numerics::unknown());
         let (capacity, program) = (Capacity::default(), Arc::from(""));
-        Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity, program }
+        let device = WorkerDevice::default();
+        Self { role, name: name.to_owned(), url: url.to_owned(), numerics, capacity, device, program }
     }
 }
 
@@ -81,6 +87,8 @@ pub(crate) struct Member {
     pub(crate) live: bool,
     /// Whether it wants no more work.
     pub(crate) draining: bool,
+    /// What a worker said last of its device.
+    pub(crate) reading: Option<pb::DeviceReading>,
     /// Time of its last message.
     heard: Duration,
     /// Number of its current heartbeat stream. The late end of an older one means nothing.
@@ -168,8 +176,10 @@ impl Membership {
         }
         let incarnation = self.next;
         self.next = incarnation.next();
-        self.members
-            .insert(incarnation, Member { process, live: false, draining: false, heard: now, stream: 0 });
+        self.members.insert(
+            incarnation,
+            Member { process, live: false, draining: false, reading: None, heard: now, stream: 0 },
+        );
         Ok((incarnation, change))
     }
 
@@ -202,6 +212,13 @@ impl Membership {
             return Ok(None);
         }
         Ok(Some(self.changed(incarnation, false, "joined")))
+    }
+
+    /// Records what a worker says of its device.
+    pub(crate) fn device_said(&mut self, incarnation: IncarnationId, reading: Option<pb::DeviceReading>) {
+        if let Some(member) = self.members.get_mut(&incarnation) {
+            member.reading = reading;
+        }
     }
 
     /// Records that the stream broke, and with it the process is gone.
@@ -267,6 +284,11 @@ impl Membership {
     /// Returns live workers, draining ones included.
     pub(crate) fn workers_live(&self) -> u32 {
         self.count(MemberRole::Worker)
+    }
+
+    /// Returns live workers on CUDA devices, draining ones included.
+    pub(crate) fn workers_cuda_live(&self) -> u64 {
+        self.live_workers().filter(|(_, member)| member.process.device.is_cuda()).count() as u64
     }
 
     /// Returns live ps.

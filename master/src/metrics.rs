@@ -15,6 +15,10 @@ pub struct Metrics {
     pub jobs_running: u64,
     /// Live workers.
     pub workers_live: u64,
+    /// Live workers on CUDA devices.
+    pub workers_cuda_live: u64,
+    /// Workers for which jobs have work.
+    pub workers_wanted: u64,
     /// Live ps.
     pub ps_live: u64,
     /// Leases granted, copies included.
@@ -48,6 +52,12 @@ impl Metrics {
             gauge("ebb_master_jobs_pending", "Jobs that wait for ps or for workers.", self.jobs_pending),
             gauge("ebb_master_jobs_running", "Jobs that are being trained.", self.jobs_running),
             gauge("ebb_master_workers_live", "Live workers.", self.workers_live),
+            gauge("ebb_master_workers_cuda_live", "Live workers on CUDA devices.", self.workers_cuda_live),
+            gauge(
+                "ebb_master_workers_wanted",
+                "Workers for which jobs have work, within the bounds of each job.",
+                self.workers_wanted,
+            ),
             gauge("ebb_master_ps_live", "Live ps.", self.ps_live),
             counter(
                 "ebb_master_leases_granted_total",

@@ -35,6 +35,7 @@ use proto::ids::{IncarnationId, JobId};
 use proto::numerics::Numerics;
 use proto::spec::{JobSpec, WorkersSpec};
 
+use crate::device::{WantedDevice, WorkerDevice};
 use crate::lease::Asker;
 use crate::membership::{Capacity, Membership};
 use crate::why::Why;
@@ -49,6 +50,7 @@ pub(crate) struct Able {
     pub(crate) capacity: Capacity,
     /// Name of the job whose program the worker runs; empty: none.
     pub(crate) program: Arc<str>,
+    pub(crate) device: WorkerDevice,
 }
 
 /// Returns the workers of a fleet that take new work, oldest first.
@@ -59,8 +61,18 @@ pub(crate) fn able(fleet: &Membership) -> Vec<Able> {
         numerics: process.numerics.clone(),
         capacity: process.capacity,
         program: process.program.clone(),
+        device: process.device.clone(),
     });
     able.collect()
+}
+
+/// Returns the name of a program. Programs of two scripts have two names, also if their jobs have
+/// one. `script`: 0 for none.
+pub(crate) fn program(name: &str, script: JobId) -> Arc<str> {
+    match script {
+        JobId(0) => Arc::from(name),
+        script => Arc::from(format!("{name}/{script}")),
+    }
 }
 
 /// What a job wants of the fleet.
@@ -68,6 +80,8 @@ pub(crate) fn able(fleet: &Membership) -> Vec<Able> {
 pub(crate) struct Demand {
     /// Members run the program of this name; empty: they run none.
     program: Arc<str>,
+    /// Members compute on such a device.
+    device: WantedDevice,
     /// Numbers of workers in the specification.
     specified: WorkersSpec,
     /// Numbers of workers in force.
@@ -87,6 +101,7 @@ impl Demand {
     pub(crate) fn new(specified: WorkersSpec, one_class: bool) -> Self {
         Self {
             program: Arc::from(""),
+            device: WantedDevice::default(),
             specified,
             bounds: specified,
             one_class,
@@ -96,10 +111,30 @@ impl Demand {
         }
     }
 
-    /// Returns this demand for workers that run the program of a job, if a program drives it.
+    /// Returns this demand for workers that run the program of a job, if a program drives it, and
+    /// that compute on the devices that the job wants.
     pub(crate) fn of_program(self, spec: &JobSpec) -> Self {
-        let program = if spec.is_driven() { spec.name.as_str() } else { "" };
-        Self { program: Arc::from(program), ..self }
+        let name = if spec.is_driven() { spec.name.as_str() } else { "" };
+        Self { program: program(name, JobId(0)), device: WantedDevice::of(&spec.fleet), ..self }
+    }
+
+    /// Limits the job to workers that are processes of a script.
+    pub(crate) fn set_script(&mut self, name: &str, script: JobId) {
+        self.program = program(name, script);
+    }
+
+    /// Returns the device that members have.
+    pub(crate) const fn device(&self) -> WantedDevice {
+        self.device
+    }
+
+    /// Returns why a worker cannot take part, whatever its numerics class is.
+    fn excludes(&self, able: &Able) -> Option<Why> {
+        if able.program != self.program {
+            return Some(Why::OtherProgram);
+        }
+        let other = || Why::OtherDevice { has: able.device.clone(), wants: self.device };
+        (!self.device.takes(&able.device)).then(other)
     }
 
     /// Returns the demand at one moment. `decides`: the class is to be decided as soon as enough
@@ -220,6 +255,14 @@ impl Crew {
         self.class.as_ref()
     }
 
+    /// Returns the devices of live workers that stand by because of their device.
+    pub(crate) fn other_devices(&self) -> impl Iterator<Item = &WorkerDevice> {
+        self.standing_by.values().filter_map(|why| match why {
+            Why::OtherDevice { has, .. } => Some(has),
+            _ => None,
+        })
+    }
+
     /// Returns the classes of live workers that stand by because of their class, with their
     /// numbers. While no class is decided: all classes, if there are several.
     pub(crate) fn strangers(&self) -> impl Iterator<Item = (&Numerics, u32)> {
@@ -238,14 +281,13 @@ pub(crate) fn schedule<'a>(
 
 /// Returns the crew of one job. `before`: its members so far.
 pub(crate) fn crew(fleet: &[Able], mut demand: Demand, before: &[IncarnationId]) -> Crew {
-    let runs = |able: &&Able| able.program == demand.program;
-    let elsewhere = fleet.iter().filter(|able| !runs(able));
-    let elsewhere: Vec<_> = elsewhere.map(|able| (able.id, Why::OtherProgram)).collect();
+    let elsewhere = fleet.iter().filter_map(|able| Some((able.id, demand.excludes(able)?)));
+    let elsewhere: Vec<_> = elsewhere.collect();
     let running: Vec<Able>;
     let fleet = match elsewhere.is_empty() {
         true => fleet,
         false => {
-            running = fleet.iter().filter(runs).cloned().collect();
+            running = fleet.iter().filter(|able| demand.excludes(able).is_none()).cloned().collect();
             running.as_slice()
         }
     };
@@ -337,8 +379,8 @@ mod tests {
 
     fn worker(id: u64, class: &str, capacity: Capacity) -> Able {
         let numerics = Numerics { class: class.to_owned(), facts: format!("facts of {class}") };
-        let program = Arc::from("");
-        Able { id: IncarnationId(id), hangs: false, numerics: Arc::new(numerics), capacity, program }
+        let (program, device) = (Arc::from(""), WorkerDevice::default());
+        Able { id: IncarnationId(id), hangs: false, numerics: Arc::new(numerics), capacity, program, device }
     }
 
     /// A job that looks at the fleet from time to time.
@@ -453,6 +495,35 @@ mod tests {
             assert_eq!(crew.standby() as usize, 4 - members.len());
             let why = crew.refusal(IncarnationId(if program == "letters" { 1 } else { 3 }));
             assert_eq!(why, Some(Why::OtherProgram), "{program}");
+        }
+    }
+
+    #[test]
+    fn a_job_that_wants_a_device_takes_the_workers_that_have_it() {
+        use proto::pb::Why;
+        use proto::spec::DeviceKind;
+
+        let mut fleet: Vec<_> = (1..=4).map(|id| worker(id, "a", threads(1))).collect();
+        fleet[1].device = WorkerDevice::told("cuda:0", 8).expect("a device");
+        fleet[3].device = WorkerDevice::told("cuda:1", 16).expect("a device");
+        let demand = |kind, memory_bytes| Demand {
+            device: WantedDevice { kind, memory_bytes },
+            ..Demand::new(WorkersSpec { min: 1, max: 9 }, true)
+        };
+        for (kind, memory, members) in [
+            (None, 0, &[1, 2, 3, 4][..]),
+            (Some(DeviceKind::Cpu), 0, &[1, 3][..]),
+            (Some(DeviceKind::Cuda), 0, &[2, 4][..]),
+            (Some(DeviceKind::Cuda), 9, &[4][..]),
+            (Some(DeviceKind::Cuda), 99, &[][..]),
+        ] {
+            let crew = crew(&fleet, demand(kind, memory), &ids(&[1, 2, 3, 4]));
+            assert_eq!(crew.members, ids(members));
+            assert_eq!((crew.live(), crew.other_devices().count()), (crew.len(), 4 - members.len()));
+            for other in (1..=4).filter(|id| !members.contains(id)) {
+                let why = crew.refusal(IncarnationId(other)).map(|why| why.word());
+                assert_eq!(why, Some(Why::OtherDevice));
+            }
         }
     }
 

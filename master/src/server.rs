@@ -12,6 +12,7 @@ use net::metrics::Reading;
 use proto::pb;
 use proto::pb::fleet_server::FleetServer;
 use proto::pb::jobs_server::JobsServer;
+use proto::pb::scripts_server::ScriptsServer;
 use store::Stores;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,7 @@ use crate::gate::Gate;
 use crate::journal::{Batch, FileStore, Found, Journal, MemoryStore, Store, keep_identity};
 use crate::metrics::Metrics;
 use crate::secrets::Key;
-use crate::service::{FleetService, JobsService};
+use crate::service::{FleetService, JobsService, ScriptsService};
 use crate::shared::{SHUTDOWN, Shared, Surroundings};
 
 /// How often deadlines are looked at.
@@ -172,6 +173,7 @@ impl Master {
         // What Python's grpcio-reflection and older grpcurl ask for.
         let reflection_alpha = schema().build_v1alpha().expect("our own schema is well-formed");
         let (jobs, fleet) = (JobsService::new(shared.clone()), FleetService::new(shared.clone()));
+        let scripts = ScriptsService::new(shared.clone());
         let gate = shared.leadership.clone().map_or(Gate::Open, Gate::Leading);
         let serving = net::channel::server()
             .layer(gate)
@@ -180,6 +182,7 @@ impl Master {
             .add_service(reflection_alpha)
             .add_service(JobsServer::new(jobs).max_decoding_message_size(MESSAGE_BYTES_MAX))
             .add_service(FleetServer::new(fleet).max_decoding_message_size(MESSAGE_BYTES_MAX))
+            .add_service(ScriptsServer::new(scripts).max_decoding_message_size(MESSAGE_BYTES_MAX))
             .serve_with_incoming_shutdown(incoming, shared.stopping.clone().cancelled_owned());
         let stopped = async {
             shutdown.cancelled().await;
@@ -257,6 +260,12 @@ fn restored(options: Options, identity: u64, artifacts: &Artifacts, now: Now, fo
     found.ended.into_iter().for_each(|(id, job)| books.archive(id, job));
     for (record, log) in found.jobs {
         unreadable.extend(books.restore(now, record, log).err());
+    }
+    for record in found.scripts {
+        let script = record.script;
+        if let Err(reason) = books.restore_script(now, record) {
+            tracing::error!(script, reason, "a script of the journal cannot be taken up; it stays as it is");
+        }
     }
     for job in unreadable {
         tracing::error!(job = job.name, reason = job.reason, "a job cannot be taken up; it stays as it is");

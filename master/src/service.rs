@@ -3,6 +3,7 @@
 
 mod fleet;
 mod jobs;
+mod scripts;
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use crate::patience::Patience;
 
 pub(crate) use self::fleet::FleetService;
 pub(crate) use self::jobs::JobsService;
+pub(crate) use self::scripts::ScriptsService;
 
 /// A stream of replies.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   fleet                  NotSeen, NotAsked, Drains, Hangs, WorksFor
-//!   scheduler              StandsBy, OtherClass, OtherProgram, NoClass
+//!   scheduler              StandsBy, OtherClass, OtherProgram, OtherDevice, NoClass
 //!   phase of the job       Paused, JobWaits, Indexing, Initializing, Surveying, Ending
 //!   dispatcher             NothingLeft, AllHandedOut, Closing, Measuring, HoldsEnough,
 //!                          TooFarAhead, TooSlow
@@ -16,6 +16,7 @@ use proto::ids::Step;
 use proto::numerics::Numerics;
 use proto::pb;
 
+use crate::device::{WantedDevice, WorkerDevice};
 use crate::speeds::Slow;
 
 /// The reason why a worker gets no lease of a job.
@@ -37,6 +38,8 @@ pub(crate) enum Why {
     OtherClass(Arc<Numerics>),
     /// The worker runs the program of another job, or the job needs one that it does not run.
     OtherProgram,
+    /// The worker computes on this device, and the job wants another one.
+    OtherDevice { has: WorkerDevice, wants: WantedDevice },
     /// The numerics class of the job is not decided.
     NoClass,
     /// A user paused the job.
@@ -79,6 +82,7 @@ impl Why {
             Self::StandsBy { .. } => pb::Why::StandsBy,
             Self::OtherClass(_) => pb::Why::OtherClass,
             Self::OtherProgram => pb::Why::OtherProgram,
+            Self::OtherDevice { .. } => pb::Why::OtherDevice,
             Self::NoClass => pb::Why::NoClass,
             Self::Paused => pb::Why::Paused,
             Self::JobWaits => pb::Why::JobWaits,
@@ -107,6 +111,9 @@ impl Why {
             Self::StandsBy { max } => format!("standing by, the job takes at most {max} workers"),
             Self::OtherClass(numerics) => format!("standing by, of another numerics class: {numerics}"),
             Self::OtherProgram => "standing by, it does not run the program of this job".to_owned(),
+            Self::OtherDevice { has, wants } => {
+                format!("standing by, on {has}, and the job takes workers {wants}")
+            }
             Self::NoClass => "the numerics class of the job is not decided".to_owned(),
             Self::Paused => "a user paused the job".to_owned(),
             Self::JobWaits => "the job waits, see its state".to_owned(),
@@ -161,6 +168,8 @@ impl Why {
 
 #[cfg(test)]
 mod tests {
+    use proto::spec::DeviceKind;
+
     use super::*;
 
     #[test]
@@ -185,6 +194,14 @@ mod tests {
             (too_slow(9_000), "takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again now"),
             (Why::TooSlow { step: Step(7), slow: None }, "the other workers finish step 7 sooner without it"),
             (Why::StandsBy { max: 1 }, "standing by, the job takes 1 worker"),
+            (
+                Why::OtherDevice {
+                    has: WorkerDevice::told("cuda:1", 8 << 30).expect("a device"),
+                    wants: WantedDevice { kind: Some(DeviceKind::Cuda), memory_bytes: 16 << 30 },
+                },
+                "standing by, on cuda:1 with 8.0 GiB, and the job takes workers on a CUDA device with at least \
+                 16.0 GiB",
+            ),
         ] {
             assert_eq!(why.reason(now), reason);
         }

@@ -1,18 +1,23 @@
-//! Devices that compute gradients: `cpu`, `cuda:N`, or `auto`.
+//! Devices that compute gradients: which ones a user asks for, which ones a process has, and which
+//! worker gets which. Pure.
 
 use std::fmt;
 use std::str::FromStr;
 
+use proto::spec::DeviceKind;
+
 use crate::error::{Error, Result};
 
-/// Device that the user asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Devices that the user asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// The first CUDA device if there is one, otherwise the CPU.
+    /// Every CUDA device if there is one, otherwise the CPU.
     #[default]
     Auto,
-    /// Exactly this device.
-    Fixed(Device),
+    /// Every CUDA device. There must be one.
+    All,
+    /// Exactly these devices: the CPU alone, or CUDA devices, each once. Never empty.
+    Only(Vec<Device>),
 }
 
 /// A device that computes gradients.
@@ -23,6 +28,30 @@ pub enum Device {
     Cpu,
     /// CUDA device of this index.
     Cuda(usize),
+}
+
+/// The CUDA devices on which a process can compute.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Bytes of memory of each device, in the order of their indices. 0: not known.
+    pub memory_bytes: Vec<u64>,
+    /// Why there is no device, and what to do. Empty if there is one.
+    pub missing: String,
+}
+
+impl Found {
+    /// Returns a process without a device. `missing` says why, and what to do.
+    pub const fn nothing(missing: String) -> Self {
+        Self { memory_bytes: Vec::new(), missing }
+    }
+
+    /// Returns the memory of a device in bytes. 0: it is not known.
+    pub fn memory_of(&self, device: Device) -> u64 {
+        match device {
+            Device::Cpu => 0,
+            Device::Cuda(index) => self.memory_bytes.get(index).copied().unwrap_or(0),
+        }
+    }
 }
 
 impl fmt::Display for Device {
@@ -36,10 +65,17 @@ impl fmt::Display for Device {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => f.write_str("auto"),
-            Self::Fixed(device) => device.fmt(f),
+        let Self::Only(devices) = self else {
+            return f.write_str(if *self == Self::All { "all" } else { "auto" });
+        };
+        for (place, device) in devices.iter().enumerate() {
+            match (place, device) {
+                (0, device) => write!(f, "{device}")?,
+                (_, Device::Cpu) => f.write_str(",cpu")?,
+                (_, Device::Cuda(index)) => write!(f, ",{index}")?,
+            }
         }
+        Ok(())
     }
 }
 
@@ -49,50 +85,215 @@ impl FromStr for Choice {
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "auto" => Ok(Self::Auto),
-            "cpu" => Ok(Self::Fixed(Device::Cpu)),
-            "cuda" => Ok(Self::Fixed(Device::Cuda(0))),
-            _ => match text.strip_prefix("cuda:").and_then(|index| index.parse().ok()) {
-                Some(index) => Ok(Self::Fixed(Device::Cuda(index))),
-                None => Err(Error::UnknownDevice(text.to_owned())),
-            },
+            "all" => Ok(Self::All),
+            "cpu" => Ok(Self::Only(vec![Device::Cpu])),
+            "cuda" => Ok(Self::Only(vec![Device::Cuda(0)])),
+            _ => cuda(text).map(Self::Only),
         }
     }
 }
 
+/// Parses `cuda:0,2` and `cuda:0,cuda:2`.
+fn cuda(text: &str) -> Result<Vec<Device>> {
+    let unknown = || Error::UnknownDevice(text.to_owned());
+    if !text.starts_with("cuda:") {
+        return Err(unknown());
+    }
+    let mut devices = Vec::new();
+    for part in text.split(',') {
+        let part = part.trim();
+        let digits = part.strip_prefix("cuda:").unwrap_or(part);
+        let is_number = digits.bytes().all(|letter| letter.is_ascii_digit());
+        let index = digits.parse::<usize>().ok().filter(|_| is_number).ok_or_else(unknown)?;
+        let device = Device::Cuda(index);
+        if devices.contains(&device) {
+            return Err(Error::RepeatedDevice { device: device.to_string(), text: text.to_owned() });
+        }
+        devices.push(device);
+    }
+    Ok(devices)
+}
+
 impl Choice {
-    /// Returns the device to use. `cuda_devices` is the number of CUDA devices that the process
-    /// sees.
+    /// Returns whether it matters which CUDA devices there are.
+    pub fn asks(&self) -> bool {
+        !matches!(self, Self::Only(devices) if devices.as_slice() == [Device::Cpu])
+    }
+
+    /// Returns the choice for the workers of one process and one job, which may ask for a kind of
+    /// device. `auto` then means that kind.
     ///
     /// # Errors
-    /// The CUDA device does not exist.
-    pub fn resolve(self, cuda_devices: usize) -> Result<Device> {
-        match self {
-            Self::Auto if cuda_devices > 0 => Ok(Device::Cuda(0)),
-            Self::Auto => Ok(Device::Cpu),
-            Self::Fixed(Device::Cuda(index)) if index >= cuda_devices => {
-                Err(Error::NoSuchDevice { index, found: cuda_devices })
-            }
-            Self::Fixed(device) => Ok(device),
+    /// The user chose devices of another kind.
+    pub fn for_job(self, kind: Option<DeviceKind>) -> Result<Self> {
+        match kind {
+            None => Ok(self),
+            Some(DeviceKind::Cpu) if self == Self::Auto => Ok(Self::Only(vec![Device::Cpu])),
+            Some(DeviceKind::Cuda) if self == Self::Auto => Ok(Self::All),
+            Some(kind) if self.is(kind) => Ok(self),
+            Some(kind) => Err(Error::OtherDevice { chosen: self.to_string(), wanted: kind }),
         }
     }
+
+    /// Returns whether all these devices are of one kind. `auto` may be of any.
+    fn is(&self, kind: DeviceKind) -> bool {
+        match self {
+            Self::Auto => false,
+            Self::All => kind == DeviceKind::Cuda,
+            Self::Only(devices) => {
+                devices.iter().all(|device| (*device == Device::Cpu) == (kind == DeviceKind::Cpu))
+            }
+        }
+    }
+
+    /// Returns the devices to compute on, at least one, of those that the process has found.
+    ///
+    /// # Errors
+    /// A CUDA device is asked for and not there.
+    pub fn devices(&self, found: &Found) -> Result<Vec<Device>> {
+        let count = found.memory_bytes.len();
+        let every = || (0..count).map(Device::Cuda).collect();
+        match self {
+            Self::Auto if count == 0 => Ok(vec![Device::Cpu]),
+            Self::All if count == 0 => Err(missing("all", found)),
+            Self::Auto | Self::All => Ok(every()),
+            Self::Only(devices) => {
+                let absent = |device: &&Device| matches!(device, Device::Cuda(index) if *index >= count);
+                match devices.iter().find(absent) {
+                    Some(device) => Err(missing(&device.to_string(), found)),
+                    None => Ok(devices.clone()),
+                }
+            }
+        }
+    }
+}
+
+fn missing(device: &str, found: &Found) -> Error {
+    let reason = match found.memory_bytes.len() {
+        0 => found.missing.clone(),
+        count => format!(
+            "this process sees {count} CUDA devices, counted from 0; name one of these, or compute on the CPU; \
+             CUDA_VISIBLE_DEVICES may hide devices"
+        ),
+    };
+    Error::NoSuchDevice { device: device.to_owned(), reason }
+}
+
+/// Returns how many workers to start: as many as `asked` for, otherwise one for each CUDA device
+/// within the bounds of the job. A job that computes on the CPU gets `min` workers.
+pub fn workers(devices: &[Device], asked: Option<u32>, min: u32, max: u32) -> u32 {
+    let cuda = devices.iter().filter(|device| **device != Device::Cpu).count();
+    asked.unwrap_or_else(|| u32::try_from(cuda).unwrap_or(max).min(max).max(min))
+}
+
+/// Returns the device of each worker, in turns. A worker keeps its device whatever the number of
+/// workers is: with devices A and B, five workers get A B A B A. Empty without a device.
+pub fn spread(devices: &[Device], workers: u32) -> Vec<Device> {
+    devices.iter().copied().cycle().take(workers as usize).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    fn found(devices: usize) -> Found {
+        match devices {
+            0 => Found::nothing("no CUDA driver; install one".to_owned()),
+            _ => Found { memory_bytes: vec![1 << 30; devices], missing: String::new() },
+        }
+    }
+
+    fn choice(text: &str) -> Choice {
+        text.parse().unwrap()
+    }
 
     #[test]
     fn devices_are_read_as_written() {
-        for text in ["auto", "cpu", "cuda:3"] {
-            assert_eq!(text.parse::<Choice>().unwrap().to_string(), text);
+        for text in ["auto", "all", "cpu", "cuda:3", "cuda:0,2"] {
+            assert_eq!(choice(text).to_string(), text);
         }
-        assert!("gpu".parse::<Choice>().unwrap_err().to_string().contains("cuda:N"));
+        assert_eq!(choice("cuda:2,cuda:0"), Choice::Only(vec![Device::Cuda(2), Device::Cuda(0)]));
+        assert_eq!(choice("cuda").to_string(), "cuda:0");
+        for text in ["gpu", "cuda:", "cuda:+1", "cuda:0,", "0,1", "cpu,cuda:0", "cuda:0,cpu", ""] {
+            let said = text.parse::<Choice>().unwrap_err().to_string();
+            assert!(said.contains("cuda:N") && said.contains(&format!("`{text}`")), "{said}");
+        }
+        let said = "cuda:1,0,1".parse::<Choice>().unwrap_err().to_string();
+        assert!(said.contains("cuda:1 twice"), "{said}");
     }
 
     #[test]
     fn a_device_that_is_not_there_is_refused_and_auto_falls_back() {
-        assert_eq!(Choice::Auto.resolve(0).unwrap(), Device::Cpu);
-        assert_eq!(Choice::Auto.resolve(2).unwrap(), Device::Cuda(0));
-        assert!(Choice::Fixed(Device::Cuda(1)).resolve(1).unwrap_err().to_string().contains("cuda:1"));
+        assert_eq!(Choice::Auto.devices(&found(0)).unwrap(), [Device::Cpu]);
+        assert_eq!(Choice::Auto.devices(&found(2)).unwrap(), [Device::Cuda(0), Device::Cuda(1)]);
+        assert_eq!(Choice::All.devices(&found(1)).unwrap(), [Device::Cuda(0)]);
+        assert_eq!(choice("cpu").devices(&found(2)).unwrap(), [Device::Cpu]);
+        let refused = |text, devices| choice(text).devices(&found(devices)).unwrap_err().to_string();
+        assert_eq!(refused("all", 0), "device all: no CUDA driver; install one");
+        assert_eq!(refused("cuda:0", 0), "device cuda:0: no CUDA driver; install one");
+        let said = refused("cuda:0,3", 2);
+        assert!(said.starts_with("device cuda:3: this process sees 2 CUDA devices"), "{said}");
+    }
+
+    #[test]
+    fn a_job_that_wants_a_kind_of_device_decides_what_auto_means() {
+        let of = |text, kind| choice(text).for_job(kind).map(|choice| choice.to_string());
+        assert_eq!(of("auto", None).unwrap(), "auto");
+        assert_eq!(of("auto", Some(DeviceKind::Cuda)).unwrap(), "all");
+        assert_eq!(of("auto", Some(DeviceKind::Cpu)).unwrap(), "cpu");
+        assert_eq!(of("cuda:1", Some(DeviceKind::Cuda)).unwrap(), "cuda:1");
+        for (text, kind) in [("cpu", DeviceKind::Cuda), ("all", DeviceKind::Cpu), ("cuda:0", DeviceKind::Cpu)]
+        {
+            let said = of(text, Some(kind)).unwrap_err().to_string();
+            assert!(said.contains(&format!("fleet.device = \"{kind}\"")) && said.contains(text), "{said}");
+        }
+    }
+
+    #[test]
+    fn only_the_cpu_alone_needs_no_look_at_the_driver() {
+        assert!(!choice("cpu").asks());
+        assert!(["auto", "all", "cuda:0"].into_iter().all(|text| choice(text).asks()));
+    }
+
+    #[test]
+    fn without_a_number_each_cuda_device_gets_a_worker_within_the_bounds_of_the_job() {
+        let devices = [Device::Cuda(0), Device::Cuda(1), Device::Cuda(2)];
+        let cases = [((1, 8), 3), ((1, 2), 2), ((5, 8), 5)];
+        for ((min, max), expected) in cases {
+            assert_eq!(workers(&devices, None, min, max), expected);
+            assert_eq!(workers(&devices, Some(7), min, max), 7);
+            assert_eq!(workers(&[Device::Cpu], None, min, max), min);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn workers_are_spread_evenly_and_keep_their_devices(devices in 1usize..9, workers in 0u32..40) {
+            let devices: Vec<_> = (0..devices).map(Device::Cuda).collect();
+            let spread = spread(&devices, workers);
+            prop_assert_eq!(spread.len(), workers as usize);
+            let count = |device: &Device| spread.iter().filter(|of| *of == device).count();
+            let counts: Vec<_> = devices.iter().map(count).collect();
+            prop_assert_eq!(counts.iter().sum::<usize>(), spread.len(), "each has a chosen device");
+            prop_assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1, "{:?}", counts);
+            let more = super::spread(&devices, workers + 1);
+            prop_assert_eq!(&more[..spread.len()], &spread[..], "another worker moves nobody");
+        }
+
+        #[test]
+        fn each_chosen_device_has_a_worker_unless_the_job_takes_fewer(
+            devices in 1usize..9, min in 1u32..9, more in 0u32..9
+        ) {
+            let devices: Vec<_> = (0..devices).map(Device::Cuda).collect();
+            let max = min + more;
+            let number = workers(&devices, None, min, max);
+            prop_assert!((min..=max).contains(&number));
+            let spread = spread(&devices, number);
+            let used = devices.iter().filter(|device| spread.contains(device)).count();
+            prop_assert_eq!(used, devices.len().min(number as usize));
+            prop_assert!(number as usize >= devices.len().min(max as usize));
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Errors of a model, and whether a retry may help.
 
 use proto::metrics::Metric;
+use proto::spec::DeviceKind;
 
 /// Result of building a model or computing with it.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -100,18 +101,39 @@ pub enum Error {
         reason: String,
     },
     /// The text names no device.
-    #[error("device `{0}`: expected cpu, cuda:N or auto")]
+    #[error("device `{0}`: expected cpu, cuda:N, several such as cuda:0,2, all, or auto")]
     UnknownDevice(String),
-    /// The CUDA device does not exist.
+    /// The text names a device twice.
     #[error(
-        "device cuda:{index}: this process sees {found} CUDA devices; use --device cpu, or check the driver and `cargo xtask libtorch --cuda`"
+        "device `{text}` names {device} twice; name it once; `ebb run --workers` puts several workers on it"
     )]
-    NoSuchDevice {
-        /// Index that was asked for.
-        index: usize,
-        /// Number of CUDA devices.
-        found: usize,
+    RepeatedDevice {
+        /// Repeated device.
+        device: String,
+        /// Whole text.
+        text: String,
     },
+    /// The CUDA device cannot be used.
+    #[error("device {device}: {reason}")]
+    NoSuchDevice {
+        /// Device that was asked for, or `all`.
+        device: String,
+        /// What is missing, and what to do.
+        reason: String,
+    },
+    /// The job takes workers on other devices.
+    #[error(
+        "device {chosen}: the job has fleet.device = \"{wanted}\"; change one of them, or leave out --device"
+    )]
+    OtherDevice {
+        /// Devices that the user chose.
+        chosen: String,
+        /// Kind of device that the job wants.
+        wanted: DeviceKind,
+    },
+    /// The CUDA half of libtorch is not there, or does not load.
+    #[error("no CUDA in libtorch: {0}; get it with `cargo xtask libtorch --cuda`, or compute on the CPU")]
+    NoTorchCuda(String),
     /// The program that drives the model failed at it. A retry, here or elsewhere, may help.
     #[error("{what}: {reason}")]
     Driver {
@@ -133,7 +155,8 @@ pub enum Error {
 impl Error {
     /// Returns whether every retry, here or on another worker, fails the same way.
     pub const fn is_fatal(&self) -> bool {
-        let elsewhere = matches!(self, Self::Engine { .. } | Self::NoSuchDevice { .. } | Self::NoTorch(_));
-        !(elsewhere || matches!(self, Self::Driver { .. } | Self::Left(_)))
+        let no_engine = matches!(self, Self::NoSuchDevice { .. } | Self::NoTorch(_) | Self::NoTorchCuda(_));
+        let elsewhere = matches!(self, Self::Engine { .. } | Self::Driver { .. } | Self::Left(_));
+        !(no_engine || elsewhere)
     }
 }

@@ -6,6 +6,7 @@
 //! | [`engines`] | Ebbflow's networks, their engines, and the [`Registry`] of a job's choices |
 //! | [`metrics`] | what an evaluation counts of outputs and labels |
 //! | [`device`] | devices that compute gradients |
+//! | [`fault`] | what an engine's error says of a device |
 //! | [`weights`] | weights in memory that the next pull uses again |
 //! | [`export`] | a model's tensors as one file that PyTorch reads |
 
@@ -13,6 +14,7 @@ pub mod device;
 pub mod engines;
 pub mod error;
 pub mod export;
+pub mod fault;
 pub mod metrics;
 mod model;
 pub mod weights;

@@ -34,6 +34,7 @@ use tower::layer::util::{Identity, Stack};
 
 use self::connection::tune;
 use self::together::Together;
+use crate::relay::Line;
 use crate::security::door::Door;
 use crate::security::{Guard, Keys};
 
@@ -49,10 +50,10 @@ pub const MESSAGE_BYTES_MAX: usize = 4 << 20;
 
 /// Most concurrent calls of one connection. A worker has a few pushes and pulls in flight, a user's
 /// command one call.
-const CALLS_MAX: u32 = 256;
+pub(crate) const CALLS_MAX: u32 = 256;
 
 /// Most header bytes of one call.
-const HEADER_BYTES_MAX: u32 = 16 << 10;
+pub(crate) const HEADER_BYTES_MAX: u32 = 16 << 10;
 
 /// Longest TLS handshake over a Unix socket, before TCP is tried.
 const NEARBY_HANDSHAKE: Duration = Duration::from_secs(2);
@@ -71,7 +72,7 @@ impl Purpose {
     /// Returns the HTTP/2 frame size in bytes. In bulk, frames of 16 KiB (the default) reach 0.35
     /// of raw TCP, 64 KiB 0.6, 4 MiB 1.07. A frame has room for a whole chunk, so its payload is
     /// received in one piece and needs no copy ([`bulk`](crate::bulk)).
-    const fn frame_bytes(self) -> u32 {
+    pub(crate) const fn frame_bytes(self) -> u32 {
         match self {
             Self::Bulk => 4 << 20,
             Self::Control => 512 << 10,
@@ -80,7 +81,7 @@ impl Purpose {
 
     /// Returns the window of one stream in bytes. In bulk it holds at least four frames, otherwise
     /// the sender stalls for the round trip.
-    const fn stream_window_bytes(self) -> u32 {
+    pub(crate) const fn stream_window_bytes(self) -> u32 {
         match self {
             Self::Bulk => 16 << 20,
             Self::Control => 1 << 20,
@@ -88,7 +89,7 @@ impl Purpose {
     }
 
     /// Returns the window of the whole connection in bytes.
-    const fn connection_window_bytes(self) -> u32 {
+    pub(crate) const fn connection_window_bytes(self) -> u32 {
         match self {
             Self::Bulk => 32 << 20,
             Self::Control => 4 << 20,
@@ -112,6 +113,8 @@ type Dialing = Pin<Box<dyn Future<Output = io::Result<Dialed>> + Send>>;
 pub struct Dialer {
     dial: Arc<dyn Fn(Uri) -> Dialing + Send + Sync>,
     keys: Keys,
+    /// An agent makes the connections, with its own keys.
+    is_relayed: bool,
 }
 
 impl fmt::Debug for Dialer {
@@ -141,7 +144,7 @@ impl Dialer {
     }
 
     fn with_dial(dial: impl Fn(Uri) -> Dialing + Send + Sync + 'static) -> Self {
-        Self { dial: Arc::new(dial), keys: Keys::default() }
+        Self { dial: Arc::new(dial), keys: Keys::default(), is_relayed: false }
     }
 
     /// Creates a dialer for TCP with tuned sockets.
@@ -163,6 +166,16 @@ impl Dialer {
                 Ok(Dialed { io: Box::new(over_tcp(&addresses).await?), within_host: false })
             })
         })
+    }
+
+    /// Creates a dialer of a script's process. Its agent makes all connections, with its own keys.
+    pub fn through(line: Line) -> Self {
+        let line = Arc::new(line);
+        let dialer = Self::new(move |uri| {
+            let line = line.clone();
+            async move { line.dial(&uri).await }
+        });
+        Self { is_relayed: true, ..dialer }
     }
 
     /// Sets the keys of this process. They decide whether connections are encrypted and which token
@@ -217,6 +230,7 @@ impl Dialer {
             return Err(malformed(url, self.keys.scheme()));
         }
         match (uri.scheme_str(), self.keys.encrypts()) {
+            (Some("http" | "https"), _) if self.is_relayed => {}
             (Some("https"), true) => {}
             (Some("https"), false) => {
                 return refuse(format!(

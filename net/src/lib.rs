@@ -7,6 +7,7 @@
 //! | [`bulk`] | payloads past tonic's codec |
 //! | [`security`] | certificates, tokens, and the table of calls |
 //! | [`ps_client`] | one connection to each ps, and calls over it |
+//! | [`relay`] | calls of a script's process by way of its agent |
 //! | [`failover`] | which master leads |
 //! | [`session`], [`retry`] | registration and heartbeats, repeated calls |
 //! | [`memory`] | memory that other processes of this host read |
@@ -14,11 +15,14 @@
 
 pub mod bulk;
 pub mod channel;
+#[cfg(target_os = "linux")]
+mod descriptors;
 pub mod failover;
 pub mod health;
 pub mod memory;
 pub mod metrics;
 pub mod ps_client;
+pub mod relay;
 pub mod retry;
 pub mod security;
 pub mod session;

@@ -80,22 +80,25 @@ pub struct Reading {
     pub kind: Kind,
     /// Value in the unit of the name: a count, bytes or seconds.
     pub value: f64,
+    /// Number of the CUDA device that it is about. Exporters show it as the label `device`, such as
+    /// `cuda:0`. `None`: it is about the process.
+    pub device: Option<usize>,
 }
 
 impl Reading {
     /// Returns the reading of a number that only grows.
     pub const fn counter(name: &'static str, help: &'static str, value: u64) -> Self {
-        Self { name, help, kind: Kind::Counter, value: value as f64 }
+        Self { name, help, kind: Kind::Counter, value: value as f64, device: None }
     }
 
     /// Returns the reading of a number that grows and shrinks.
     pub const fn gauge(name: &'static str, help: &'static str, value: u64) -> Self {
-        Self { name, help, kind: Kind::Gauge, value: value as f64 }
+        Self { name, help, kind: Kind::Gauge, value: value as f64, device: None }
     }
 
     /// Returns the reading of a time that only grows, counted in nanoseconds and shown in seconds.
     pub const fn seconds(name: &'static str, help: &'static str, nanos: u64) -> Self {
-        Self { name, help, kind: Kind::Counter, value: nanos as f64 * 1e-9 }
+        Self { name, help, kind: Kind::Counter, value: nanos as f64 * 1e-9, device: None }
     }
 }
 
@@ -119,15 +122,23 @@ macro_rules! metrics {
     };
 }
 
-/// Writes readings in Prometheus' text format, version 0.0.4.
+/// Writes readings in Prometheus' text format, version 0.0.4. Readings of one name follow each
+/// other.
 pub fn prometheus(readings: &[Reading]) -> String {
-    let mut text = String::new();
-    for Reading { name, help, kind, value } in readings {
+    let (mut text, mut last) = (String::new(), "");
+    for Reading { name, help, kind, value, device } in readings {
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        if last != *name {
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        }
+        last = name;
+        let _ = match device {
+            None => writeln!(text, "{name} {value}"),
+            Some(device) => writeln!(text, "{name}{{device=\"cuda:{device}\"}} {value}"),
+        };
     }
     text
 }
@@ -216,6 +227,18 @@ ebb_ps_update_seconds_total 1.5
 ebb_ps_partitions 0
 ";
         assert_eq!(prometheus(&readings), expected);
+    }
+
+    #[test]
+    fn prometheus_gets_the_device_as_a_label_and_help_and_type_of_a_name_once() {
+        let of = |device| Reading { device: Some(device), ..Reading::gauge("ebb_device_lost", "Lost.", 1) };
+        let expected = "\
+# HELP ebb_device_lost Lost.
+# TYPE ebb_device_lost gauge
+ebb_device_lost{device=\"cuda:0\"} 1
+ebb_device_lost{device=\"cuda:2\"} 1
+";
+        assert_eq!(prometheus(&[of(0), of(2)]), expected);
     }
 
     #[test]

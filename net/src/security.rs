@@ -11,7 +11,7 @@
 
 pub mod door;
 mod error;
-mod guard;
+pub(crate) mod guard;
 mod keys;
 mod refusals;
 pub mod table;

@@ -97,7 +97,8 @@ async fn there_are_no_more_connections_than_the_limit_says() {
 async fn a_token_that_is_not_in_the_list_opens_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (list, token) = (dir.path().join("tokens.toml"), dir.path().join("token"));
-    std::fs::write(&list, tokens::entry("anna", TokenRole::Read, "a-token-of-anna-s", None, None)).unwrap();
+    std::fs::write(&list, tokens::entry("anna", TokenRole::Read, "a-token-of-anna-s", None, None, false))
+        .unwrap();
     let server = Keys::load(Options { tokens: Some(list), ..Options::default() }).unwrap();
     let address = serve(server, Limits::default()).await;
     let show = |text: &str| {

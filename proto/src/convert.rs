@@ -420,6 +420,7 @@ impl pb::Why {
             Self::NotSeen => "not_seen",
             Self::Measuring => "measuring",
             Self::OtherProgram => "other_program",
+            Self::OtherDevice => "other_device",
         }
     }
 }

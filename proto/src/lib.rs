@@ -13,9 +13,12 @@
 //! | [`tensor`], [`parameters`] | values, and the calls that exchange them |
 //! | [`checkpoint`] | how a job's state rests on a store |
 //! | [`predictions`] | the parts of predictions, and their names |
+//! | [`script`], [`bundle`] | scripts that travel to a cluster, their files |
+//! | [`tail`] | the newest lines of a process |
 //! | [`status`], [`retry`] | what failures mean, and when to try again |
 
 pub mod artifact;
+pub mod bundle;
 pub mod checkpoint;
 pub mod column;
 pub mod convert;
@@ -34,9 +37,13 @@ pub mod plan;
 pub mod predictions;
 pub mod random;
 pub mod retry;
+pub mod script;
+pub mod secret;
 pub mod selection;
+pub mod size;
 pub mod spec;
 pub mod status;
+pub mod tail;
 pub mod tensor;
 pub mod tree;
 pub mod wire;

@@ -199,14 +199,14 @@ pub enum EpochOrder {
 }
 
 impl EpochOrder {
-    /// Returns the record at a position of this order.
+    /// Returns the records at these positions of this order.
     ///
     /// # Panics
-    /// If the position is not below the number of records.
-    pub fn record(&self, position: u64) -> u64 {
+    /// If a position is not below the number of records.
+    pub fn records(&self, positions: Range<u64>) -> Vec<u64> {
         match self {
-            Self::Records(order) => order.record(position),
-            Self::Windows(order) => order.record(position),
+            Self::Records(order) => order.permutation.apply_all(positions),
+            Self::Windows(order) => order.records(positions),
         }
     }
 }
@@ -250,24 +250,46 @@ struct Permutation {
     key: Option<u64>,
 }
 
+/// Rounds of the Feistel network.
+const ROUNDS: usize = 12;
+
+/// Values that go through the network side by side, because each of its steps waits for the one
+/// before.
+const SIDE_BY_SIDE: usize = 8;
+
 impl Permutation {
     fn apply(&self, position: u64) -> u64 {
-        assert!(position < self.len, "position {position} of {}", self.len);
-        let Some(key) = self.key else { return position };
+        self.apply_all(position..position + 1)[0]
+    }
+
+    /// Returns the images of a range of positions.
+    fn apply_all(&self, positions: Range<u64>) -> Vec<u64> {
+        assert!(positions.end <= self.len, "position {} of {}", positions.end.saturating_sub(1), self.len);
+        let mut values: Vec<u64> = positions.collect();
+        let Some(key) = self.key.filter(|_| !values.is_empty()) else { return values };
         let half_bits = (64 - (self.len - 1).leading_zeros()).div_ceil(2).max(1);
         let mask = (1u64 << half_bits) - 1;
-        let mut at = position;
-        loop {
-            let (mut left, mut right) = (at >> half_bits, at & mask);
-            for round in 0..12u64 {
-                let f = random::mix(right ^ random::mix(key ^ round)) & mask;
-                (left, right) = (right, left ^ f);
+        let keys: [u64; ROUNDS] = std::array::from_fn(|round| random::mix(key ^ round as u64));
+        let mut outside: Vec<usize> = (0..values.len()).collect();
+        while !outside.is_empty() {
+            for some in outside.chunks(SIDE_BY_SIDE) {
+                let (mut left, mut right) = ([0; SIDE_BY_SIDE], [0; SIDE_BY_SIDE]);
+                for (lane, &at) in some.iter().enumerate() {
+                    (left[lane], right[lane]) = (values[at] >> half_bits, values[at] & mask);
+                }
+                for key in keys {
+                    for (left, right) in left.iter_mut().zip(&mut right) {
+                        let f = random::mix(*right ^ key) & mask;
+                        (*left, *right) = (*right, *left ^ f);
+                    }
+                }
+                for (lane, &at) in some.iter().enumerate() {
+                    values[at] = (left[lane] << half_bits) | right[lane];
+                }
             }
-            at = (left << half_bits) | right;
-            if at < self.len {
-                return at;
-            }
+            outside.retain(|&at| values[at] >= self.len);
         }
+        values
     }
 }
 

@@ -161,6 +161,16 @@ mod tests {
     }
 
     #[test]
+    fn a_job_takes_a_selection_over_with_its_own_least_difference() {
+        let selection = Selection::first(criterion(true, 0.0), Version(3), 0.5);
+        let taken = selection.clone().under(criterion(true, 0.25)).unwrap();
+        assert_eq!((taken.criterion.min_delta, taken.best), (0.25, Version(3)));
+        assert_eq!(selection.clone().under(criterion(false, 0.0)), None);
+        let other = Criterion { metric: "loss".to_owned(), ..criterion(true, 0.0) };
+        assert_eq!(selection.under(other), None);
+    }
+
+    #[test]
     fn a_selection_survives_json_without_a_number_too() {
         for value in [f64::NAN, 0.1, f64::NEG_INFINITY] {
             let selection = Selection::first(criterion(true, 0.1), Version(3), value);

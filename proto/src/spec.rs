@@ -20,6 +20,7 @@ mod validate;
 mod validation;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -633,7 +634,7 @@ impl ConsistencySpec {
     }
 }
 
-/// Number of processes that take part.
+/// Processes that take part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "the settings of [fleet]")]
 pub struct FleetSpec {
@@ -642,11 +643,37 @@ pub struct FleetSpec {
     /// Number of partitions, each on a ps of its own. The job waits until there are so many ps.
     /// Default 1.
     pub ps: u32,
+    /// Kind of the device on which workers compute. The job waits for such workers. Default: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceKind>,
+    /// Least memory of the CUDA device of a worker, in bytes. A worker that does not know its
+    /// memory takes no part. Default: any.
+    #[serde(with = "crate::size", skip_serializing_if = "Option::is_none")]
+    pub device_memory: Option<u64>,
 }
 
 impl Default for FleetSpec {
     fn default() -> Self {
-        Self { workers: WorkersSpec::default(), ps: 1 }
+        Self { workers: WorkersSpec::default(), ps: 1, device: None, device_memory: None }
+    }
+}
+
+/// Kind of the device on which a worker computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceKind {
+    /// The processor of the host.
+    Cpu,
+    /// A CUDA device.
+    Cuda,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cpu => "cpu",
+            Self::Cuda => "cuda",
+        })
     }
 }
 

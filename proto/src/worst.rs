@@ -12,8 +12,19 @@
 
 use std::cmp::Ordering;
 
+use bytes::Bytes;
+
 /// Most numbers of a record's label, and most of its outputs, that travel with its loss.
 pub const VALUES_MAX: usize = 32;
+
+/// Most previews of a job, over all validation sets, because the job's status has them.
+pub const PREVIEWS_MAX: u32 = 16;
+
+/// Bytes of the image of a preview, at most.
+pub const PREVIEW_BYTES_MAX: usize = 16 << 10;
+
+/// Characters of the text of a preview, at most.
+pub const PREVIEW_CHARACTERS_MAX: usize = 1000;
 
 /// A record and its loss.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +39,18 @@ pub struct RecordLoss {
     pub outputs: Vec<f32>,
     /// Places of these outputs among all of the record, row-major. Empty: they are all, in order.
     pub places: Vec<u32>,
+    /// What a person sees of the record. `None`: its inputs are neither images nor texts, or other
+    /// records come first.
+    pub preview: Option<Preview>,
+}
+
+/// What a person sees of a record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preview {
+    /// Its image as a PNG file of at most [`PREVIEW_BYTES_MAX`]. Empty: no input is an image.
+    pub png: Bytes,
+    /// Begin of its text, at most [`PREVIEW_CHARACTERS_MAX`]. Empty: no input is a text.
+    pub text: String,
 }
 
 /// The label of a record.
@@ -69,7 +92,7 @@ impl RecordLoss {
             places.sort_unstable_by(larger);
             kept = places.iter().map(|&place| outputs[place as usize]).collect();
         }
-        Self { record, loss, label, outputs: kept, places }
+        Self { record, loss, label, outputs: kept, places, preview: None }
     }
 
     /// Returns the order of two records, the worse one first.
@@ -92,14 +115,28 @@ fn order((loss, record): (f64, u64), (other, other_record): (f64, u64)) -> Order
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Worst {
     most: usize,
+    /// Number of records that keep their previews: the first ones.
+    previews: usize,
     /// The worst one first.
     records: Vec<RecordLoss>,
 }
 
 impl Worst {
-    /// Creates the empty list of at most so many records.
+    /// Creates the empty list of at most so many records, without previews.
     pub const fn new(most: usize) -> Self {
-        Self { most, records: Vec::new() }
+        Self { most, previews: 0, records: Vec::new() }
+    }
+
+    /// Sets how many records keep their previews: the first ones.
+    #[must_use]
+    pub const fn with_previews(mut self, previews: usize) -> Self {
+        self.previews = previews;
+        self
+    }
+
+    /// Returns how many records have a place in the list.
+    pub const fn most(&self) -> usize {
+        self.most
     }
 
     /// Returns whether a record with this loss has a place in the list.
@@ -117,6 +154,10 @@ impl Worst {
             let at = self.records.partition_point(|record| record.order(&found).is_lt());
             self.records.insert(at, found);
             self.records.truncate(self.most);
+            // The record that came too late for a preview, or that has just lost its place.
+            if let Some(hidden) = self.records.get_mut(at.max(self.previews)) {
+                hidden.preview = None;
+            }
         }
     }
 
@@ -139,7 +180,9 @@ mod tests {
     use super::*;
 
     fn of(record: u64, loss: f64) -> RecordLoss {
-        RecordLoss::new(record, loss, Label::Classes(vec![1]), &[0.5, loss as f32])
+        let preview = Some(Preview { text: record.to_string(), ..Preview::default() });
+        let found = RecordLoss::new(record, loss, Label::Classes(vec![1]), &[0.5, loss as f32]);
+        RecordLoss { preview, ..found }
     }
 
     fn numbers(worst: Worst) -> Vec<u64> {
@@ -160,6 +203,33 @@ mod tests {
         assert!(!worst.takes(0, f64::NAN));
         worst.add(of(0, f64::NAN));
         assert!(numbers(worst).is_empty());
+    }
+
+    #[test]
+    fn a_full_list_takes_only_worse_records() {
+        let mut worst = Worst::new(2);
+        worst.extend([of(4, 2.0), of(5, 1.0)]);
+        let taken = [(9, 2.5), (3, 1.0), (5, 1.0), (6, 1.0), (1, 0.5)];
+        let taken = taken.map(|(record, loss)| worst.takes(record, loss));
+        assert_eq!(taken, [true, true, false, false, false]);
+    }
+
+    #[test]
+    fn labels_of_at_most_so_many_numbers_are_kept() {
+        let label = |label| RecordLoss::new(0, 1.0, label, &[]).label;
+        for values in [Label::Values(vec![0.5; VALUES_MAX]), Label::Classes(vec![7; VALUES_MAX])] {
+            assert_eq!(label(values.clone()), values);
+        }
+        assert_eq!(label(Label::Values(vec![0.5; VALUES_MAX + 1])), Label::Long);
+        assert_eq!(label(Label::Classes(vec![7; VALUES_MAX + 1])), Label::Long);
+    }
+
+    #[test]
+    fn an_output_that_is_no_number_is_larger_than_every_other_one() {
+        let mut outputs = vec![1.0; 100];
+        (outputs[60], outputs[70]) = (-f32::NAN, f32::INFINITY);
+        let found = RecordLoss::new(0, 1.0, Label::Classes(vec![4]), &outputs);
+        assert_eq!(found.places[..4], [60, 70, 0, 1]);
     }
 
     #[test]
@@ -184,13 +254,14 @@ mod tests {
             shards in proptest::collection::vec(0usize..5, 80),
             order in Just((0usize..80).collect::<Vec<_>>()).prop_shuffle(),
             most in 0usize..20,
+            previews in 0usize..20,
         ) {
             let all: Vec<_> = losses.iter().zip(0..).map(|(&loss, record)| of(record, loss)).collect();
-            let mut lists = vec![Worst::new(most); 5];
+            let mut lists = vec![Worst::new(most).with_previews(previews); 5];
             for at in order.iter().copied().filter(|&at| at < all.len()) {
                 lists[shards[at]].add(all[at].clone());
             }
-            let mut merged = Worst::new(most);
+            let mut merged = Worst::new(most).with_previews(previews);
             for at in order.into_iter().filter(|&at| at < 5) {
                 merged.extend(std::mem::take(&mut lists[at]).into_records());
             }
@@ -201,7 +272,11 @@ mod tests {
             let mut sorted = all;
             sorted.sort_by_key(key);
             sorted.truncate(most);
-            prop_assert_eq!(merged.into_records().iter().map(key).collect::<Vec<_>>(), sorted.iter().map(key).collect::<Vec<_>>());
+            sorted.iter_mut().skip(previews).for_each(|found| found.preview = None);
+            let merged = merged.into_records();
+            let shown = |list: &[RecordLoss]| list.iter().map(|found| found.preview.clone()).collect::<Vec<_>>();
+            prop_assert_eq!(shown(&merged), shown(&sorted));
+            prop_assert_eq!(merged.iter().map(key).collect::<Vec<_>>(), sorted.iter().map(key).collect::<Vec<_>>());
         }
     }
 }

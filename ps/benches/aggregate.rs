@@ -68,6 +68,7 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
         restore: None,
         homes: Vec::new(),
         placement: 0,
+        script: None,
     })
     .expect("a valid opening");
     let chunk = |&id| {

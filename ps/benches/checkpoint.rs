@@ -178,6 +178,7 @@ impl Training {
             restore: None,
             homes: Vec::new(),
             placement: 0,
+            script: None,
         };
         ps.open(opening).expect("a valid opening");
         let chunk = |&id| Chunk {

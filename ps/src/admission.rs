@@ -12,7 +12,8 @@ use crate::opening::{Opening, Place};
 /// Checks that the parts of an opening agree with each other, and that its partition has at most
 /// `bytes_max` bytes of weights.
 pub(crate) fn check(opening: &Opening, bytes_max: u64) -> Result<()> {
-    let Opening { address, partitions, tensors, plan, spec, homes, placement: _, restore: _ } = opening;
+    let Opening { address, partitions, tensors, plan, spec, homes, placement: _, restore: _, script: _ } =
+        opening;
     let place = Place::from(*address);
     spec.validate()?;
     let contradiction = |what, expected: String, found: String| {

@@ -275,6 +275,14 @@ pub enum Error {
         /// The partition.
         place: Place,
     },
+    /// An agent forwards a call of a process that belongs to another script.
+    #[error("{place}: it is of no job of script {script}, whose processes take part in its jobs alone")]
+    OfAnotherScript {
+        /// The partition.
+        place: Place,
+        /// The script that the agent names.
+        script: JobId,
+    },
     /// The connection that brings a push broke, or a message of it is too large.
     #[error("receiving a push: {0}")]
     Stream(#[from] Box<Status>),
@@ -401,6 +409,7 @@ impl Error {
             | Self::NotAttached { .. }
             | Self::Stopping => Kind::Unavailable,
             Self::NotYet { .. } | Self::NotMeasured { .. } => Kind::NotYet,
+            Self::OfAnotherScript { .. } => Kind::Denied,
             Self::Gone { .. } | Self::NormsGone { .. } => Kind::Gone,
             Self::Options(_)
             | Self::DeviceMemory { .. }

@@ -61,6 +61,8 @@ pub struct Opening {
     pub homes: Vec<String>,
     /// Number of the placement that has these homes. Later placements have greater ones.
     pub placement: u64,
+    /// The script whose processes train the job, if it is of one.
+    pub script: Option<JobId>,
 }
 
 impl Opening {

@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use net::memory::Memory;
 use net::ps_client::PsClients;
 use net::timeline::Mark;
-use proto::ids::{Era, Step, Version};
+use proto::ids::{Era, JobId, Step, Version};
 use proto::parameters::Address;
 use proto::spec::{Consistency, Order};
 use proto::wire::WireType;
@@ -245,6 +245,19 @@ impl Partition {
     }
 
     /// Returns what it was opened with.
+    /// Checks that a call which an agent forwards for `script` may reach this partition.
+    ///
+    /// # Errors
+    /// The partition is of no job of that script.
+    pub(crate) fn check_script(&self, script: Option<JobId>) -> Result<()> {
+        match script {
+            Some(script) if self.opening.script != Some(script) => {
+                Err(Error::OfAnotherScript { place: self.place(), script })
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) const fn opening(&self) -> &Opening {
         &self.opening
     }

@@ -15,6 +15,7 @@ use kernels::cpu::cast;
 use net::bulk::{self, Incoming, PULL, PUSH};
 use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
+use net::security::Caller;
 use net::timeline::Mark;
 use proto::convert::{encode, pack_as, required, tensors, wire_type};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
@@ -56,8 +57,15 @@ impl Service {
     }
 
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
+    /// An agent that forwards it names `script`.
     /// The last clone of `held` is dropped when nothing of the sender's memory is read any more.
-    async fn receive(&self, mut stream: Incoming<Body>, held: Held, mark: Option<Mark>) -> Result<Pushed> {
+    async fn receive(
+        &self,
+        mut stream: Incoming<Body>,
+        script: Option<JobId>,
+        held: Held,
+        mark: Option<Mark>,
+    ) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
         let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
@@ -68,6 +76,7 @@ impl Service {
         let attachment = self.ps.attachments().get(&name);
         let carrier = if attachment.is_some() { Carrier::Memory } else { Carrier::Socket };
         let partition = self.ps.find(address)?;
+        partition.check_script(script)?;
         let place = partition.place();
         let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier, mark })?;
         if attachment.is_none() && !name.is_empty() {
@@ -122,12 +131,18 @@ impl Service {
         bulk::respond_until(reply.into_iter(), Box::pin(until))
     }
 
-    /// Waits for what a pull asks for, and returns the response that brings it.
-    async fn send(&self, mut stream: Incoming<Body>) -> Result<HttpResponse<Body>, Status> {
+    /// Waits for what a pull asks for, and returns the response that brings it. An agent that
+    /// forwards it names `script`.
+    async fn send(
+        &self,
+        mut stream: Incoming<Body>,
+        script: Option<JobId>,
+    ) -> Result<HttpResponse<Body>, Status> {
         let request = stream.message::<pb::PullRequest>().await?;
         let mut request = required("Parameters.Pull", "request", request)?;
         let name = std::mem::take(&mut request.attachment);
         let pull = Pull::try_from(request)?;
+        self.ps.find(pull.address)?.check_script(script)?;
         let pulled = tokio::select! {
             biased;
             pulled = self.ps.pull(pull) => pulled?,
@@ -282,20 +297,21 @@ impl HttpService<HttpRequest<Body>> for Bulk {
 
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
         let service = self.service.clone();
+        let script = Caller::of_http(&request).and_then(Caller::script);
         match request.uri().path() {
             PUSH => {
                 let pushing = async move {
                     let (held, released) = oneshot::channel();
                     let mark = Mark::of(request.headers());
                     let stream = Incoming::request(request.into_body());
-                    let pushed = service.receive(stream, Arc::new(held), mark).await;
+                    let pushed = service.receive(stream, script, Arc::new(held), mark).await;
                     Ok(service.acknowledge(service.ps.counted(pushed), released))
                 };
                 Box::pin(pushing)
             }
             PULL => {
                 let pulling = async move {
-                    let sent = service.send(Incoming::request(request.into_body())).await;
+                    let sent = service.send(Incoming::request(request.into_body()), script).await;
                     Ok(sent.unwrap_or_else(Status::into_http))
                 };
                 Box::pin(pulling)
@@ -402,6 +418,7 @@ fn opening(request: pb::OpenRequest) -> Result<Opening> {
         restore: request.restore.map(TryInto::try_into).transpose()?,
         homes: request.homes,
         placement: request.placement,
+        script: Some(JobId(request.script)).filter(|script| *script != JobId(0)),
     })
 }
 

@@ -84,6 +84,7 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
         restore: None,
         homes,
         placement: 0,
+        script: None,
     };
     ps.open(opening).unwrap();
 

@@ -50,6 +50,7 @@ fn opening() -> Opening {
         restore: None,
         homes: Vec::new(),
         placement: 0,
+        script: None,
     }
 }
 

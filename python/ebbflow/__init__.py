@@ -3,16 +3,17 @@
 Every record is applied once per epoch, and in canonical order the trained bits do not depend on
 which process computed what.
 
-``run`` trains a job in this process. ``Client`` talks to the master of a cluster. The program
-``ebb`` comes with this package.
+``run`` trains a job in this process, and ``launch`` a script in processes of this host. ``Client``
+talks to the master of a cluster. The program ``ebb`` comes with this package.
 
 Importing this package is light: numpy, torch and other libraries are imported where they are used.
 """
 
-from ebbflow import errors
+from ebbflow import errors, export, initial
 from ebbflow._native import __version__
 from ebbflow.client import Client, Job, Watch
 from ebbflow.errors import Error
+from ebbflow.launcher import Launch, launch
 from ebbflow.local import run
 from ebbflow.result import Metrics, Result
 from ebbflow.session import Batch, Epoch, Session, join
@@ -25,6 +26,7 @@ __all__ = [
     "Error",
     "Event",
     "Job",
+    "Launch",
     "Metrics",
     "Result",
     "Session",
@@ -32,6 +34,9 @@ __all__ = [
     "Watch",
     "__version__",
     "errors",
+    "export",
+    "initial",
     "join",
+    "launch",
     "run",
 ]

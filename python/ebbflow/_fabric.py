@@ -1,19 +1,44 @@
-"""What ``ebbflow.fabric`` checks, counts and moves. Everything here is private to it."""
+"""What ``ebbflow.fabric`` checks and counts. Everything here is private to it."""
 
 from __future__ import annotations
 
 import math
-import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from ebbflow.session import Batch, Session
 
 # Names of means over records, under which a job has metrics.
 _MEANS = re.compile(r"accuracy|log_loss|mae|mse|top([1-9]\d{0,2}|1000)")
 
 _METHODS = ("log_train_metrics", "log_test_metrics", "on_train_begin", "on_train_end")
+
+
+class Part(ABC):
+    """What depends on the library in which a model is written."""
+
+    @abstractmethod
+    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> list[str]:
+        """Take the data sets, and check what can be checked before a job. Returns the metrics."""
+
+    @abstractmethod
+    def join(self, batch_size: int, loaders: int, **options: Any) -> Session:
+        """Take part in a job, with so many processes that load records of each data set."""
+
+    @abstractmethod
+    def train(self, job: Session, batch: Batch) -> dict[str, float]:
+        """Step a batch. Returns its loss and its metrics."""
+
+    @abstractmethod
+    def test(self, batch: Batch) -> dict[str, float]:
+        """Return the loss and the metrics of a batch of test data."""
+
+    @abstractmethod
+    def export(self) -> None:
+        """Write the final model as ONNX."""
 
 
 def batches(batch_size: int, engines: int | None, effective: int | None) -> tuple[int, int]:
@@ -51,51 +76,24 @@ def aliases(names: Sequence[str]) -> dict[str, str]:
     return {name: next(free) for name in names if not _MEANS.fullmatch(name)}
 
 
-def check_model(model: Any, keras_custom_objects: Mapping[str, Any] | None) -> None:
-    import torch
+def is_keras(model: Any) -> bool:
+    """Return whether a model is one of Keras, which on its backend torch is a torch module too.
 
-    if isinstance(model, torch.nn.Module):
-        if keras_custom_objects is not None:
-            raise TypeError(
-                "keras_custom_objects: a torch.nn.Module has no Keras objects; leave it out"
-            )
-        return
+    Raises:
+        TypeError: It is one of Keras 2.
+    """
     modules = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    if modules & {"keras", "tensorflow", "tf_keras"}:
+    if "tf_keras" in modules:
         raise TypeError(
-            f"model: {type(model).__name__} is a Keras model, and Keras models are not trained "
-            "yet; give a torch.nn.Module"
+            f"model: {type(model).__name__} is a model of Keras 2 (tf_keras); make it with Keras 3"
         )
-    raise TypeError(f"model: expected a torch.nn.Module, found {type(model).__name__}")
-
-
-def check_optimizer(optimizer: Any) -> None:
-    import torch
-
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        found = repr(optimizer) if isinstance(optimizer, str) else type(optimizer).__name__
-        raise TypeError(
-            f"optimizer: expected an instance of torch.optim, found {found}; such as "
-            "torch.optim.Adam(model.parameters())"
-        )
+    return "keras" in modules
 
 
 def check_function(what: str, function: Any) -> None:
     if not callable(function):
         found = repr(function) if isinstance(function, str) else type(function).__name__
         raise TypeError(f"{what}: expected a function or a callable object, found {found}")
-
-
-def named(metrics: Sequence[Callable[[Any, Any], Any]]) -> dict[str, Callable[[Any, Any], Any]]:
-    named: dict[str, Callable[[Any, Any], Any]] = {}
-    for metric in metrics:
-        check_function("metrics", metric)
-        name = str(getattr(metric, "__name__", type(metric).__name__))
-        if name == "loss" or name in named:
-            why = "the loss is called so" if name == "loss" else "another metric is called so"
-            raise ValueError(f"metrics: `{name}`: {why}; give the function another name")
-        named[name] = metric
-    return named
 
 
 def checked_logger(what: str, logger: Any) -> Any:
@@ -132,39 +130,32 @@ def whole(what: str, number: Any, least: int) -> None:
         raise ValueError(f"{what} = {number}: expected at least {least}")
 
 
-def device(model: Any) -> Any:
-    import torch
+def limits(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Return the limits of a job that EDT's variables set.
 
-    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    ``EDT_PULL_WEIGHT_TIME_OUT`` is a number of seconds, and ``EDT_PULL_FAILED_LIMITS`` a number of
+    such times, after which a process whose pulls fail all the time leaves the job.
 
-
-def moved(part: Any, device: Any) -> Any:
-    """Return a part of a batch with its tensors on a device."""
-    import torch
-
-    if isinstance(part, torch.Tensor):
-        return part.to(device)
-    if isinstance(part, Mapping):
-        return {name: moved(value, device) for name, value in part.items()}
-    if isinstance(part, list | tuple):
-        return [moved(value, device) for value in part]
-    return part
-
-
-def export(model: Any, inputs: Any) -> None:
-    import torch
-
-    path = Path(os.environ.get("RESULT_DIR", "."), "model.onnx")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    was_training = model.training
-    model.eval()
-    try:
-        shapes = ({0: torch.export.Dim.DYNAMIC},)
-        torch.onnx.export(
-            model, (inputs,), str(path), dynamo=True, dynamic_shapes=shapes, external_data=False
-        )
-    finally:
-        model.train(was_training)
+    Raises:
+        ValueError: A variable is no such number.
+    """
+    found: dict[str, Any] = {}
+    for name, setting, kind, expected in (
+        ("EDT_PULL_WEIGHT_TIME_OUT", "pull_timeout", float, "seconds, 0.1 to 86400"),
+        ("EDT_PULL_FAILED_LIMITS", "pull_attempts_max", int, "a number from 1 to 10000"),
+    ):
+        text = variables.get(name, "").strip()
+        if not text:
+            continue
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        least, most = (0.1, 86400) if kind is float else (1, 10000)
+        if not least <= value <= most:
+            raise ValueError(f"{name} = {text!r}: expected {expected}")
+        found[setting] = f"{round(value * 1000)}ms" if kind is float else value
+    return found
 
 
 def number(value: Any) -> float:

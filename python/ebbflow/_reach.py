@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -34,6 +35,16 @@ def full(urls: str, secrets: dict[str, Any]) -> str:
     scheme = "http" if secrets["ca"] is None else "https"
     each = [url.strip().rstrip("/") for url in urls.split(",")]
     return ",".join(url if "://" in url else f"{scheme}://{url}" for url in each if url)
+
+
+def agent_of(environment: Mapping[str, str]) -> int | None:
+    """Return the descriptor by which a process of a submitted script reaches its agent.
+
+    >>> agent_of({"EBBFLOW_AGENT": "7"}), agent_of({})
+    (7, None)
+    """
+    number = environment.get("EBBFLOW_AGENT")
+    return int(number) if number else None
 
 
 def _is_insecure() -> bool:

@@ -58,19 +58,31 @@ class Elected:
         job: Name of the job, without a number.
         master: URL of the master.
         secrets: What this process shows and trusts; see :func:`ebbflow._reach.secrets`.
+        script: Number of the submitted script that this process is one of. 0: none.
+        agent: The descriptor by which this process reaches its agent, if it has one.
     """
 
-    def __init__(self, job: str, master: str, secrets: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        job: str,
+        master: str,
+        secrets: dict[str, Any],
+        script: int = 0,
+        agent: int | None = None,
+    ) -> None:
         self._name = f"{job[:54]}.callbacks"
         self._master = master
         self._secrets = secrets
+        self._agent = agent
         self._changed = threading.Condition()
         self._is_elected = False
         self._is_over = False
         self._is_closed = False
         tensor = ("term", "parameter", [1], struct.pack("<f", 0.0))
         spec = json.dumps(_spec(self._name))
-        self._session = _native.Session(spec, [tensor], [], 1, None, master, None, secrets or None)
+        self._session = _native.Session(
+            spec, [tensor], [], 1, None, master, None, secrets or None, script, None, agent
+        )
         self._thread = threading.Thread(target=self._run, name="ebbflow-callbacks", daemon=True)
         self._thread.start()
 
@@ -88,7 +100,7 @@ class Elected:
     def finish(self) -> None:
         """Say that this process has called all, so that nobody else does."""
         try:
-            Client(self._master, **self._secrets).cancel(self._name, force=True)
+            Client(self._master, **self._secrets, _agent=self._agent).cancel(self._name, force=True)
         except Error as error:
             _LOG.warning(
                 "%s cannot be cancelled, and another process may call its callbacks again: %s",

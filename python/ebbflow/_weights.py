@@ -1,9 +1,10 @@
-"""Reads safetensors files, without a library."""
+"""Reads and writes safetensors files, without a library."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ebbflow.errors import OutputError
@@ -76,3 +77,39 @@ def to_torch(content: bytes) -> dict[str, Any]:
             flat = torch.frombuffer(bytearray(data), dtype=dtype)
         found[name] = flat.reshape(shape)
     return found
+
+
+def of_torch(tensor: Any) -> tuple[str, tuple[int, ...], memoryview]:
+    """Return type, shape and bytes of a torch tensor.
+
+    Raises:
+        OutputError: The file has no such type.
+    """
+    import torch
+
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    kind = next((kind for kind, (_, name, _) in _TYPES.items() if name == dtype), None)
+    if kind is None:
+        raise OutputError(f"safetensors has no type for {tensor.dtype}")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return kind, tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy())
+
+
+def to_bytes(
+    tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]], about: Mapping[str, str]
+) -> bytes:
+    """Return a safetensors file with these tensors and texts.
+
+    Equal content gives equal bytes. Wide types come first, so that all values are aligned.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    order = sorted(tensors, key=lambda name: (-_TYPES[tensors[name][0]][2], name))
+    begin = 0
+    for name in order:
+        kind, shape, data = tensors[name]
+        end = begin + len(data)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return b"".join([len(text).to_bytes(8, "little"), text, *(tensors[name][2] for name in order)])

@@ -60,10 +60,11 @@ class Client:
         key: str | os.PathLike[str] | None = None,
         insecure: bool | None = None,
         timeout: float = 30.0,
+        _agent: int | None = None,
     ) -> None:
         shown = secrets(token, token_file, ca, cert, key, insecure)
         self.url = full(url or os.environ.get("EBB_MASTER") or "127.0.0.1:4700", shown)
-        self._native = _native.Client(self.url, shown, timeout)
+        self._native = _native.Client(self.url, shown, timeout, _agent)
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"

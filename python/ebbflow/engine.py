@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ebbflow._device import CPU, name_on_host
 from ebbflow.numerics import numerics
 from ebbflow.optimizers import optimizer_settings
 from ebbflow.records import Records, seed_all
@@ -42,6 +44,10 @@ class Engine(ABC):
     def numerics(self, threads: int) -> tuple[str, bytes]:
         """Return the numerics class: facts for people, and a hash of results."""
 
+    def device(self) -> tuple[str, int]:
+        """Return the device that computes gradients, with its memory in bytes (0: not known)."""
+        return CPU
+
     @abstractmethod
     def seed(self, seed: int, *position: int) -> None:
         """Seed what draws random numbers, by a position of a job with ``seed``."""
@@ -49,6 +55,9 @@ class Engine(ABC):
     def key(self, number: int) -> Any:
         """Return what a loop draws random numbers with, beside what :meth:`seed` seeds."""
         return None
+
+    def close(self) -> None:  # noqa: B027
+        """Leave the model to its user, at the end of the session."""
 
     @abstractmethod
     def measuring(self) -> contextlib.AbstractContextManager[None]:
@@ -78,10 +87,29 @@ class Torch(Engine):
         return int(before)
 
     def numerics(self, threads: int) -> tuple[str, bytes]:
-        return numerics(threads)
+        facts, results = numerics(threads)
+        index = self._cuda()
+        if index is None:
+            return facts, results
+        import torch
+
+        # A GPU of another model rounds differently, whatever the CPU beside it does.
+        return f"{facts}, {torch.cuda.get_device_name(index)}, CUDA {torch.version.cuda}", results
+
+    def device(self) -> tuple[str, int]:
+        index = self._cuda()
+        if index is None:
+            return CPU
+        import torch
+
+        memory = torch.cuda.get_device_properties(index).total_memory
+        return name_on_host(index, os.environ), int(memory)
 
     def seed(self, seed: int, *position: int) -> None:
         seed_all(seed, *position)
+
+    def close(self) -> None:
+        self.tensors.close()
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -94,6 +122,15 @@ class Torch(Engine):
                 yield
         finally:
             self._model.train(training)
+
+    def _cuda(self) -> int | None:
+        """Return the number of the CUDA device on which the model is; ``None``: on none."""
+        import torch
+
+        device = next((tensor.device for _, tensor in self.tensors.parameters), None)
+        if device is None or device.type != "cuda":
+            return None
+        return int(torch.cuda.current_device() if device.index is None else device.index)
 
     def _check(self, optimizer: Any) -> None:
         """Check that an optimizer has the parameters of the model."""

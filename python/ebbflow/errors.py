@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "ClusterError",
     "EndedError",
     "Error",
+    "ExportError",
     "IncompatibleError",
     "InvalidJobError",
     "JobCancelledError",
@@ -21,7 +23,10 @@ __all__ = [
     "NotFoundError",
     "OutputError",
     "RecordError",
+    "ResourceLimitError",
     "ResourcesError",
+    "RunTimeoutError",
+    "ScriptError",
     "SessionError",
     "SessionFailedError",
     "UnreachableError",
@@ -75,6 +80,10 @@ class OutputError(Error, OSError):
     """The folder for results cannot be written, or a result did not arrive whole."""
 
 
+class ExportError(Error):
+    """A model cannot be written in another format, or computes something else in it."""
+
+
 class CheckpointError(Error):
     """A checkpoint is missing or damaged."""
 
@@ -101,7 +110,7 @@ class JobCancelledError(Error):
 
     Attributes:
         result: The :class:`~ebbflow.Result` that the job left. It has a model if the job was not
-            ended by force.
+            ended by force. ``None`` if the processes of a script were ended before their job was.
     """
 
     def __init__(self, message: str, result: Any) -> None:
@@ -115,6 +124,28 @@ class SessionError(Error):
 
 class SessionFailedError(Error):
     """The job of a training loop failed or was cancelled. The message is its reason."""
+
+
+class ScriptError(Error):
+    """The processes of a script failed, or none of them joined a job.
+
+    Attributes:
+        lines: The last lines of output of the process that failed.
+        logs: Folder with all output, a file for each process.
+    """
+
+    def __init__(self, message: str, lines: list[str], logs: Path) -> None:
+        super().__init__(message)
+        self.lines = lines
+        self.logs = logs
+
+
+class RunTimeoutError(Error, TimeoutError):
+    """A training took longer than it may, and was ended."""
+
+
+class ResourceLimitError(LimitError):
+    """The host, or its operator, does not allow a cluster of this size. Nothing was started."""
 
 
 class RecordError(Error):

@@ -10,7 +10,6 @@ refused by name. ``docs/migrate-from-fabric.md`` has the differences.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -20,24 +19,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ebbflow
 from ebbflow._fabric import (
+    Part,
     aliases,
     batches,
     check_function,
-    check_model,
-    check_optimizer,
     checked_logger,
-    device,
-    export,
-    moved,
-    named,
+    is_keras,
+    limits,
     number,
     pair,
     shown,
     whole,
 )
+from ebbflow._fabric_torch import TorchPart
 from ebbflow.callbacks import Callback
+from ebbflow.keras._fabric import KerasPart
 from ebbflow.session import Batch, Session
 from ebbflow.status import Event
 
@@ -110,19 +107,23 @@ class FabricModel:
     """A model with all that its training needs.
 
     Args:
-        model: A ``torch.nn.Module``. After ``train`` it has the final weights.
+        model: A ``torch.nn.Module`` or a ``keras.Model``. After ``train`` it has the final weights.
         datasets_function: Takes nothing, and returns the training and the test data set. Both have
             ``__len__`` and a ``__getitem__`` that returns features and label: each a scalar, an
             array, or a dictionary of these.
-        loss_function: ``loss_function(outputs, labels)`` returns the mean loss over a batch.
-        optimizer: An optimizer of ``torch.optim`` over the model's parameters.
+        loss_function: ``loss_function(outputs, labels)`` returns the mean loss over a batch. Of a
+            Keras model what ``compile`` takes: a loss, a name, or a function of labels and outputs.
+        optimizer: An optimizer of ``torch.optim`` over the model's parameters. Of a Keras model an
+            optimizer of ``keras.optimizers``, or its name.
         metrics: Functions or callable objects ``metric(outputs, labels)`` that return a mean over a
-            batch. Their names are those of the functions or classes.
+            batch. Their names are those of the functions or classes. Of a Keras model what
+            ``compile`` takes, as far as they are means over records.
         worker_logger_callback: Hears the numbers of each worker, in that worker.
         driver_logger_callback: Hears the numbers of the whole job, in one elected process.
         save_to_onnx: Write the final model to ``model.onnx``, in the folder that the variable
-            ``RESULT_DIR`` names, or in the current one.
-        keras_custom_objects: Refused, as Keras models are.
+            ``RESULT_DIR`` names, or in the current one. Refused with a Keras model.
+        keras_custom_objects: With a Keras model, what names in the loss, the optimizer and the
+            metrics stand for.
         fn_batch_collate: Makes a batch, ``(features, labels)``, of a list of records.
 
     Attributes:
@@ -148,27 +149,23 @@ class FabricModel:
         keras_custom_objects: Mapping[str, Any] | None = None,
         fn_batch_collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        check_model(model, keras_custom_objects)
-        check_optimizer(optimizer)
+        part = KerasPart if is_keras(model) else TorchPart
+        self._part = part(
+            model, loss_function, optimizer, metrics or (), keras_custom_objects, fn_batch_collate
+        )
         check_function("datasets_function", datasets_function)
-        check_function("loss_function", loss_function)
         if fn_batch_collate is not None:
             check_function("fn_batch_collate", fn_batch_collate)
         self.name = re.sub(r"[^A-Za-z0-9._-]", "-", Path(sys.argv[0]).stem).strip(".")[:54]
         self.name = self.name or "script"
         self.seed = 0
         self.job: Session | None = None
-        self._model = model
         self._datasets = datasets_function
-        self._loss = loss_function
-        self._optimizer = optimizer
-        self._metrics = named(metrics or ())
         self._worker = checked_logger("worker_logger_callback", worker_logger_callback) or _Quiet()
         self._driver = (
             checked_logger("driver_logger_callback", driver_logger_callback) or _Printer()
         )
         self._onnx = bool(save_to_onnx)
-        self._collate = fn_batch_collate
 
     def train(
         self,
@@ -186,7 +183,8 @@ class FabricModel:
             epoch_number: Passes over the training data.
             batch_size: Records of a batch, on one device.
             engines_number: Most devices that train at a time.
-            num_dataloader_threads: Processes that load records, for each data set. 0: none.
+            num_dataloader_threads: Processes that load records, for each data set. 0: none. With a
+                Keras model there are none.
             validation_freq: Epochs between two tests of which the loggers hear. They also hear of
                 the last one.
             checkpoint_freq: Epochs between two checkpoints, in the folder or at the URL that the
@@ -196,13 +194,12 @@ class FabricModel:
 
         Raises:
             TypeError: A number is no integer, or the data are of a kind that cannot be trained.
-            ValueError: A number is too small.
+            ValueError: A number is too small, or a variable of EDT is no such number.
             ModuleNotFoundError: ``save_to_onnx`` needs a package that is not there.
             RuntimeError: ``save_to_onnx`` needs a newer torch.
+            ExportError: The model cannot be written as ONNX after its training.
             SessionFailedError: The job has failed or was cancelled.
         """
-        from torch.utils.data import DataLoader
-
         whole("epoch_number", epoch_number, 1)
         whole("num_dataloader_threads", num_dataloader_threads, 0)
         whole("validation_freq", validation_freq, 1)
@@ -214,69 +211,34 @@ class FabricModel:
                 "train got neither engines_number nor effective_batch_size, so an update has one "
                 "batch, and one process trains at a time; pass engines_number"
             )
-        if self._metrics and not isinstance(self._driver, _Printer):
+        train, test = pair(self._datasets())
+        metrics = self._part.prepare(train, test, self.seed, self._onnx)
+        if metrics and not isinstance(self._driver, _Printer):
             _LOG.warning(
                 "driver_logger_callback: log_train_metrics hears of the loss alone, because the "
                 "events of a job have no other number of a batch; log_test_metrics, and the "
                 "loggers of workers, hear of %s too",
-                ", ".join(self._metrics),
+                ", ".join(metrics),
             )
-        train, test = pair(self._datasets())
-        loaders = [
-            DataLoader(
-                data,
-                batch_size=batch_size,
-                shuffle=True,
-                num_workers=num_dataloader_threads,
-                collate_fn=self._collate,
-            )
-            for data in (train, test)
-        ]
-        inputs = self._example(loaders[0], train) if self._onnx else None
         told = _Told(epoch_number, validation_freq)
-        driver = _Driver(self._driver, list(self._metrics), told, len(train), batch_size, effective)
+        driver = _Driver(self._driver, metrics, told, len(train), batch_size, effective)
         checkpoints = os.environ.get("EBBFLOW_CHECKPOINTS") if checkpoint_freq > 0 else None
-        with ebbflow.join(
-            self._model,
-            self._optimizer,
-            loaders[0],
-            loaders[1],
+        with self._part.join(
+            batch_size,
+            num_dataloader_threads,
             epochs=epoch_number,
             effective=effective,
             seed=self.seed,
             workers=engines,
             checkpoints=checkpoints,
             checkpoint_every=max(1, checkpoint_freq),
+            limits=limits(os.environ),
             callbacks=[driver],
             name=self.name,
         ) as self.job:
-            _Loop(self, self.job, told).run()
-        if inputs is not None and self.job.elected:
-            export(self._model, inputs)
-
-    def _example(self, loader: Any, data: Any) -> Any:
-        """Return the features of a batch of one record, for ``save_to_onnx``."""
-        import torch
-
-        for package in ("onnx", "onnxscript"):
-            if importlib.util.find_spec(package) is None:
-                raise ModuleNotFoundError(
-                    f"save_to_onnx=True needs the package `{package}`: pip install "
-                    "'ebbflow[onnx]'; or leave save_to_onnx out, and export the model yourself"
-                )
-        if not hasattr(torch.export.Dim, "DYNAMIC"):
-            raise RuntimeError(
-                f"save_to_onnx=True needs torch 2.6 or later, found {torch.__version__}; leave "
-                "save_to_onnx out, and export the model yourself"
-            )
-        features = loader.collate_fn([data[0]])[0]
-        if not isinstance(features, torch.Tensor):
-            raise TypeError(
-                f"save_to_onnx=True: the features of a batch are {type(features).__name__}, and "
-                "only models of one tensor are exported; leave save_to_onnx out, and export the "
-                "model yourself"
-            )
-        return moved(features, device(self._model))
+            _Loop(self._part, self._worker, self.job, told, metrics).run()
+        if self._onnx and self.job.elected:
+            self._part.export()
 
 
 class _Told:
@@ -293,29 +255,27 @@ class _Told:
 class _Loop:
     """The training loop of one process."""
 
-    def __init__(self, of: FabricModel, job: Session, told: _Told) -> None:
-        self._model = of._model
-        self._loss = of._loss
-        self._metrics = of._metrics
-        self._aliases = aliases(list(of._metrics))
-        self._logger = of._worker
+    def __init__(
+        self,
+        part: Part,
+        logger: LoggerCallback,
+        job: Session,
+        told: _Told,
+        metrics: Sequence[str],
+    ) -> None:
+        self._part = part
+        self._aliases = aliases(metrics)
+        self._logger = logger
         self._job = job
         self._told = told
-        self._device = device(of._model)
         self._trained = 0
         self._tested = 0
 
     def run(self) -> None:
-        import torch
-
-        self._model.train()
         self._logger.on_train_begin()
         for epoch in self._job.epochs():
             for batch in epoch:
-                outputs, labels, loss = self._forward(batch)
-                values = {"loss": self._job.step(loss)}
-                with torch.no_grad():
-                    values |= self._measured(outputs, labels)
+                values = self._part.train(self._job, batch)
                 self._trained += 1
                 workers = self._job.workers
                 self._logger.log_train_metrics(values, self._trained, epoch.number, workers)
@@ -323,26 +283,11 @@ class _Loop:
         self._logger.on_train_end()
 
     def _test(self, batch: Batch) -> dict[str, float]:
-        outputs, labels, loss = self._forward(batch)
-        values = {"loss": float(loss)} | self._measured(outputs, labels)
+        values = self._part.test(batch)
         self._tested += 1
         if batch.epoch in self._told:
             self._logger.log_test_metrics(dict(values), self._tested, batch.epoch)
         return {self._aliases.get(name, name): value for name, value in values.items()}
-
-    def _forward(self, batch: Batch) -> tuple[Any, Any, Any]:
-        if not isinstance(batch.data, Sequence) or len(batch.data) != 2:
-            raise TypeError(
-                "a batch is no pair of features and labels, but "
-                f"{type(batch.data).__name__}; return (features, label) from __getitem__, and "
-                "(features, labels) from fn_batch_collate"
-            )
-        features, labels = (moved(part, self._device) for part in batch.data)
-        outputs = self._model(features)
-        return outputs, labels, self._loss(outputs, labels)
-
-    def _measured(self, outputs: Any, labels: Any) -> dict[str, float]:
-        return {name: float(metric(outputs, labels)) for name, metric in self._metrics.items()}
 
 
 class _Driver(Callback):

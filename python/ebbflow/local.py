@@ -39,10 +39,12 @@ def run(
     Args:
         job: Path of a job file, or its content as a dictionary. Relative paths in it start from the
             file's folder; in a dictionary they start from the current folder.
-        workers: Number of workers. Default: the smallest that the job asks for.
+        workers: Number of workers. They take turns on the devices. Default: one for each CUDA
+            device within the bounds of the job, otherwise the smallest that the job asks for.
         ps: Number of ps. Default: that of the job.
         threads: Threads of one gradient computation, per worker. Another number gives other bits.
-        device: ``cpu``, ``cuda:N``, or ``auto``.
+        device: ``cpu``; ``cuda:N``, or several such as ``cuda:0,2``; ``all`` CUDA devices; or
+            ``auto``: every CUDA device, otherwise the CPU.
         data_root: Folder that all data paths of the job start from, absolute ones too.
         changes: Settings to change, such as ``{"optimizer.learning_rate": 0.01}``.
         resume: Go on from the newest checkpoint of an earlier run.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ebbflow.errors import RecordError
@@ -132,6 +132,12 @@ class Records:
             }
         feed: Any = self._feed
         self._loader: Any = torch_data.DataLoader(keyed, batch_sampler=feed, **kept)
+        plain = (
+            self._loader.collate_fn is torch_data.default_collate
+            and self._loader.num_workers == 0
+            and not self._loader.pin_memory
+        )
+        self._rows = _rows(dataset) if plain else None
 
     def __len__(self) -> int:
         return self._length
@@ -143,6 +149,8 @@ class Records:
             RecordError: A record cannot be loaded. It has the number of the record, and the data
                 set's own error as its cause or, from a worker of the loader, in its text.
         """
+        if self._rows is not None:
+            return self._rows(records)
         self._feed.waiting.append([(epoch, record) for record in records])
         if self._iterator is None:
             self._iterator = iter(self._loader)
@@ -159,6 +167,26 @@ class Records:
     def close(self) -> None:
         """End the workers of the loader."""
         self._iterator = None
+
+
+def _rows(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:
+    """Return what collates the records of tensors at once; ``None`` for other data sets.
+
+    It makes the batches of the default collate function. Nothing is drawn, so nothing is seeded.
+    """
+    import torch
+    from torch.utils import data as torch_data
+
+    # A subclass may do something else.
+    if type(dataset) is torch_data.TensorDataset:
+        tensors = dataset.tensors
+        if all(type(tensor) is torch.Tensor and not tensor.is_sparse for tensor in tensors):
+            return lambda records: [tensor[torch.as_tensor(records)] for tensor in tensors]
+    if type(dataset) is torch_data.Subset:
+        below, numbers = _rows(dataset.dataset), dataset.indices
+        if below is not None:
+            return lambda records: below([numbers[record] for record in records])
+    return None
 
 
 def _check(loader: Any, what: str) -> None:

@@ -8,6 +8,7 @@ optimizer.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import logging
 import math
@@ -19,7 +20,10 @@ from types import TracebackType
 from typing import Any
 
 from ebbflow import _native
-from ebbflow._reach import full, secrets
+from ebbflow._device import check_kind
+from ebbflow._memory import keep_free_memory
+from ebbflow._reach import agent_of, full, secrets
+from ebbflow._redaction import redacted
 from ebbflow._vote import Alone, Elected
 from ebbflow.callbacks import Callback, Caller
 from ebbflow.engine import Engine, Torch
@@ -136,6 +140,7 @@ class Session:
         caller: Caller | None = None,
     ) -> None:
         self._session = session
+        self._process = os.getpid()
         self._caller = caller
         self._threads = threads
         self._engine = engine
@@ -168,16 +173,20 @@ class Session:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._process:
+            # A fork has none of the threads, and the job is its parent's.
+            return
         if self._current is not None:
             reason = "the loop ended before job.step(loss)"
             if error is not None:
                 reason = "".join(traceback.format_exception(kind, error, trace)).strip()
-            self._current.fail(reason)
+            self._current.fail(redacted(reason))
             self._current = None
         self._pending = None
         if self._caller is not None:
             self._caller.close()
         self._session.stop()
+        self._engine.close()
         self._train.close()
         self._engine.use_threads(self._threads)
         if self._evaluation is not None:
@@ -238,7 +247,7 @@ class Session:
                 f"that requires a gradient, found {_shown(loss)}"
             )
         self._tensors.check()
-        loss.backward()
+        self._tensors.backward(loss, self._current)
         return self.push(float(loss.detach()))
 
     def push(self, loss: float) -> float:
@@ -257,6 +266,7 @@ class Session:
             SessionError: There is no batch, or its gradients were handed over already.
             WrittenError: The loop wrote a weight itself.
         """
+        self._check_process()
         request = self._current
         if request is None:
             raise SessionError(
@@ -324,7 +334,7 @@ class Session:
                 self._tensors.bind(message)
             except BaseException:
                 self._current = None
-                message.fail(traceback.format_exc().strip())
+                message.fail(redacted(traceback.format_exc().strip()))
                 raise
             self._engine.seed(message.key)
             key = functools.partial(self._engine.key, message.key)
@@ -344,11 +354,19 @@ class Session:
             metrics = [(name, value * count, count) for name, value in means.items()]
             request.answer(loss * count, metrics)
         except BaseException:
-            request.fail(traceback.format_exc().strip())
+            request.fail(redacted(traceback.format_exc().strip()))
             raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SessionError(
+                f"process {os.getpid()} was forked from process {self._process}, which joined the "
+                "job, and has no part in it; call ebbflow.join in the process that trains"
+            )
 
     def _wait(self) -> Any:
         """Return the request that waits, or what comes next."""
+        self._check_process()
         if self._current is not None:
             request, self._current = self._current, None
             request.fail(
@@ -435,10 +453,12 @@ def join(
     state: Sequence[str] = (),
     threads: int = 1,
     workers: int | None = None,
+    fleet_device: str | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
+    limits: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
-    name: str = "script",
+    name: str | None = None,
     master: str | None = None,
     token: str | None = None,
     token_file: str | os.PathLike[str] | None = None,
@@ -475,13 +495,18 @@ def join(
             normalisations.
         threads: Threads of torch for the loop. Another number gives other bits.
         workers: Most processes that take part at a time. Further ones stand by. Default: 64.
+        fleet_device: Kind of device that processes compute on, ``"cuda"`` or ``"cpu"``. Others
+            stand by. It is the device of each process's model. Default: any.
         checkpoints: Folder or URL for checkpoints, which the master and every ps see. From it a job
             goes on that loses a ps. Default: none; such a job begins anew.
         checkpoint_every: Epochs between two checkpoints.
+        limits: Settings of the section ``[limits]`` of a job file, such as
+            ``{"pull_timeout": "60s"}``.
         callbacks: Objects that hear the events of the job, in one elected process at a time. Each
             process gives its own.
-        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py``
-            each job of a script needs a name of its own.
+        name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py`` and
+            ``ebb submit SCRIPT.py`` each job of a script needs a name of its own. Default: the name
+            of a submitted script (the variable ``EBBFLOW_JOB``), else ``"script"``.
         master: URL of the cluster's master. Default: the variable ``EBBFLOW_MASTER``, where a
             launcher has set it.
         token: The token to show to the cluster, of the role ``script``. Default: the one in
@@ -496,6 +521,7 @@ def join(
 
     Raises:
         AccessError: A file with keys cannot be read, or the keys do not belong together.
+        ModuleNotFoundError: PyTorch is not installed.
         TypeError: The model or the data is of a kind that cannot be trained.
         ValueError: A setting cannot be kept, or the settings contradict each other.
         UntranslatableError: The ps cannot apply the optimizer or the scheduler.
@@ -504,6 +530,10 @@ def join(
         raise ValueError(f'scheduler_every = {scheduler_every!r}: expected "epoch" or "step"')
     if mode not in _MODES:
         raise ValueError(f"mode = {mode!r}: expected one of {', '.join(_MODES)}")
+    if not isinstance(model, Engine) and importlib.util.find_spec("torch") is None:
+        raise ModuleNotFoundError("ebbflow.join needs PyTorch: pip install 'ebbflow[torch]'")
+    if name is None:
+        name = os.environ.get("EBBFLOW_JOB") or "script"
     engine = model if isinstance(model, Engine) else Torch(model, state)
     tensors = engine.tensors
     train = engine.records(train_data, "train_data", seed)
@@ -521,13 +551,14 @@ def join(
         every = 1 if scheduler_every == "step" else steps_per_epoch
         steps = steps_per_epoch * epochs
         settings["schedule"] = schedule_settings(scheduler, optimizer, steps, every)
+    order = getattr(train, "order", {"shuffle": "records"})
     data: dict[str, Any] = {
         "format": "index",
-        "train": {"files": [str(len(train))]},
-        "shuffle": "records" if shuffle else "none",
+        "train": {"files": _files(train)},
+        **(order if shuffle else {"shuffle": "none"}),
     }
     if evaluation is not None:
-        data["validation"] = {"files": [str(len(evaluation))]}
+        data["validation"] = {"files": _files(evaluation)}
     spec: dict[str, Any] = {
         "name": name,
         "epochs": epochs,
@@ -537,16 +568,22 @@ def join(
         "batch": {"micro": micro, "effective": effective},
         "optimizer": settings,
         "consistency": {"mode": mode, "delay": delay},
-        "limits": {"stall": _PATIENT},
+        "limits": {"stall": _PATIENT, **(limits or {})},
     }
     if workers is not None:
         spec["fleet"] = {"workers": {"min": 1, "max": workers}}
+    device = engine.device()
     if checkpoints is not None:
         spec["checkpoint"] = {"url": _place(checkpoints), "every_epochs": checkpoint_every}
-    worker = None
+    worker, script, agent = None, 0, None
     if master is None:
         master = os.environ.get("EBBFLOW_MASTER")
         worker = os.environ.get("EBBFLOW_WORKER") if master is not None else None
+        script = int(os.environ.get("EBBFLOW_SCRIPT", "0")) if master is not None else 0
+        agent = agent_of(os.environ) if master is not None else None
+    check_kind(fleet_device, device[0], alone=master is None)
+    if fleet_device is not None and master is not None:
+        spec.setdefault("fleet", {})["device"] = fleet_device
     given = {"token": token, "token_file": token_file, "ca": ca, "cert": cert, "key": key}
     keys = [argument for argument, value in given.items() if value is not None]
     if master is None and keys:
@@ -560,13 +597,14 @@ def join(
     if worker is not None and name in _JOINED:
         raise ValueError(
             f"name = {name!r}: this process has joined a job of that name already; in `ebb run` "
-            "each job of a script needs a name of its own"
+            "and `ebb submit` each job of a script needs a name of its own"
         )
     constants = tensors.described_constants()
     spec["model"]["options"] = {"tensors": tensors.fingerprint(constants)}
     if engine.compiled:
         # Compiled code rounds differently, so one job has it in all processes or in none.
         spec["model"]["options"]["compiled"] = True
+    keep_free_memory()
     before = engine.use_threads(threads)
     try:
         session = _native.Session(
@@ -578,10 +616,13 @@ def join(
             master,
             worker,
             shown,
+            script,
+            device,
+            agent,
         )
         caller = None
         if callbacks:
-            vote = Alone() if master is None else Elected(name, master, shown or {})
+            vote = Alone() if master is None else Elected(name, master, shown or {}, script, agent)
             caller = Caller(name, callbacks, vote)
     except BaseException:
         engine.use_threads(before)
@@ -590,6 +631,11 @@ def join(
         _JOINED.add(name)
     kind = engine.session or Session
     return kind(session, engine, train, evaluation, seed, before, caller)
+
+
+def _files(records: Any) -> list[str]:
+    """Return the number of records of each data shard, of which most data sets have one."""
+    return [str(count) for count in getattr(records, "shards", [len(records)])]
 
 
 def _place(checkpoints: str | os.PathLike[str]) -> str:

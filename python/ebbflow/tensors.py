@@ -16,7 +16,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from ebbflow._early import Early
 from ebbflow.errors import WrittenError
+
+#: Parameters of fewer bytes are copied, which takes no longer than not to.
+_SHARED_BYTES_MIN = 1 << 18
 
 
 class Tensors:
@@ -36,23 +40,27 @@ class Tensors:
     def __init__(self, model: Any, state: Sequence[str] = ()) -> None:
         import torch
 
+        if any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
+            raise TypeError(
+                f"model: {type(model).__name__} is a Keras model; call ebbflow.keras.join"
+            )
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"model: expected a torch.nn.Module, found {type(model).__name__}")
-        parameters = {_plain(name): tensor for name, tensor in model.named_parameters()}
-        self.parameters: list[tuple[str, Any]] = [
-            (name, tensor) for name, tensor in parameters.items() if tensor.requires_grad
-        ]
-        if not self.parameters:
+        parameters = {plain_name(name): tensor for name, tensor in model.named_parameters()}
+        trained = [(name, tensor) for name, tensor in parameters.items() if tensor.requires_grad]
+        if not trained:
             raise ValueError("model: no parameter has requires_grad, so there is nothing to train")
-        for name, tensor in self.parameters:
+        for name, tensor in trained:
             if tensor.dtype != torch.float32:
                 raise ValueError(
                     f"model: parameter `{name}` is {tensor.dtype}; only torch.float32 is trained: "
                     "call model.float(), and use autocast for less"
                 )
         saved = set(model.state_dict().keys())
-        buffers = {_plain(name): buffer for name, buffer in model.named_buffers() if name in saved}
-        state = [_plain(name) for name in state]
+        buffers = {
+            plain_name(name): buffer for name, buffer in model.named_buffers() if name in saved
+        }
+        state = [plain_name(name) for name in state]
         kept = _statistics(model) | set(state)
         unknown = sorted(set(state) - buffers.keys())
         if unknown:
@@ -60,28 +68,48 @@ class Tensors:
                 f"state: `{unknown[0]}` is no persistent buffer of the model; there are "
                 f"{', '.join(buffers) or 'none'}"
             )
-        self.states: list[tuple[str, Any]] = []
-        self.constants: list[tuple[str, Any]] = [
+        states: list[tuple[str, Any]] = []
+        constants: list[tuple[str, Any]] = [
             (name, tensor) for name, tensor in parameters.items() if not tensor.requires_grad
         ]
         for name, buffer in buffers.items():
             if name not in kept:
-                self.constants.append((name, buffer))
+                constants.append((name, buffer))
             elif buffer.dtype in {torch.float32, torch.int64}:
-                self.states.append((name, buffer))
+                states.append((name, buffer))
             else:
                 raise ValueError(
                     f"model: the buffer `{name}` is {buffer.dtype}; state is torch.float32 (its "
                     "mean over a step's microbatches) or torch.int64 (their maximum)"
                 )
-        #: Whether a part of the module is compiled, so that it rounds in its own way.
+        self._keep(trained, states, constants)
         self.compiled = any(
             hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
             for module in model.modules()
         )
+
+    def _keep(
+        self,
+        parameters: list[tuple[str, Any]],
+        states: list[tuple[str, Any]],
+        constants: list[tuple[str, Any]],
+    ) -> None:
+        """Begin with the named tensors of a model."""
+        self.parameters = parameters
+        self.states = states
+        self.constants = constants
+        #: Whether a part of the module is compiled, so that it rounds in its own way.
+        self.compiled = False
         self._loaded = 0
+        # Whether a parameter may have the memory of a request, and what memory it had before.
+        self._shares = [_may_share(tensor) for _, tensor in self.parameters]
+        self._own: list[Any] = [None] * len(self.parameters)
+        self._early = Early([tensor for _, tensor in self.parameters])
+        # Where the gradients of the request at hand belong, and which of them are there.
+        self._outs: list[Any] = []
+        self._written: set[int] = set()
         self._versions: list[int] = []
-        self._constant_versions = [tensor._version for _, tensor in self.constants]
+        self._constant_versions = [tensor._version for _, tensor in constants]
 
     def described(self) -> list[tuple[str, str, list[int], bytes]]:
         """Return name, role, shape and first values of each tensor."""
@@ -112,30 +140,60 @@ class Tensors:
         return hashed.hexdigest()
 
     def bind(self, request: Any) -> None:
-        """Copy the weights of a request into the module.
+        """Give the module the weights of a request.
+
+        Large parameters are not copied: their memory is then that of the request, which nobody else
+        reads or writes. State is copied, because ``forward`` changes it.
 
         Raises:
             WrittenError: The loop wrote a tensor since the last request.
         """
         if self._versions:
             self.check()
-        regions = request.weights()
-        tensors = [tensor for _, tensor in self.parameters + self.states]
-        first = 0 if request.loaded != self._loaded else len(self.parameters)
-        for tensor, region in zip(tensors[first:], regions[first:], strict=True):
+        count = len(self.parameters)
+        first = 0 if request.loaded != self._loaded else count
+        views = _views(request.weights()[first:])
+        for at, view in zip(range(first, count), views, strict=False):
+            tensor = self.parameters[at][1]
+            self._place(at, tensor, view.view(tensor.shape))
+        for (_, tensor), view in zip(self.states, views[count - first :], strict=True):
             # `data` has no gradient and no count of writes.
-            tensor.data.copy_(_view(region).view(tensor.shape))
+            tensor.data.copy_(view.view(tensor.shape))
         self._loaded = request.loaded
         self._versions = [tensor._version for _, tensor in self.parameters]
 
     def load(self, weights: dict[str, Any]) -> None:
-        """Copy a job's final weights into the module."""
+        """Copy a job's final weights into the module, in the memory that it had before the job.
+
+        Raises:
+            WrittenError: The loop wrote a tensor since the last request.
+        """
         import torch
 
+        if self._versions:
+            self.check()
+        for at, own in enumerate(self._own):
+            tensor = self.parameters[at][1]
+            if own is not None and not _is_seen_elsewhere(tensor):
+                tensor.data = own
+        self._own = [None] * len(self.parameters)
         for name, tensor in self.parameters + self.states:
             tensor.data.copy_(torch.from_numpy(weights[name]).view(tensor.shape))
         self._loaded = 0
         self._versions = [tensor._version for _, tensor in self.parameters]
+
+    def _place(self, at: int, tensor: Any, view: Any) -> None:
+        """Give a parameter the values of a view: its memory, or a copy."""
+        # Whatever shares the memory of a parameter, such as `model.weight.data` in a variable,
+        # expects to see each update there.
+        if self._shares[at] and _is_seen_elsewhere(tensor):
+            self._shares[at] = False
+        if not self._shares[at]:
+            tensor.data.copy_(view)
+            return
+        if self._own[at] is None:
+            self._own[at] = tensor.data
+        tensor.data = view
 
     def check(self) -> None:
         """Check that the loop wrote nothing that only the job may change.
@@ -145,7 +203,7 @@ class Tensors:
         """
         for (name, tensor), version in zip(self.parameters, self._versions, strict=True):
             if tensor._version != version:
-                self._loaded = 0
+                # The versions stay, so that whoever goes on hears it again.
                 raise WrittenError(
                     f"the loop wrote the parameter `{name}`; only the job's optimizer may: remove "
                     "optimizer.step() and other writes (for clipping, see clip_norm of join)"
@@ -158,16 +216,34 @@ class Tensors:
                     f'keep its value; pass state=["{name}"] to join if it is state of the model'
                 )
 
+    def backward(self, loss: Any, request: Any) -> None:
+        """Compute the gradients of a loss. Large ones are written into a request meanwhile."""
+        self._outs = self._outs_of(request)
+        self._early.begin(self._outs, request.weight)
+        try:
+            loss.backward()
+        except BaseException:
+            self._early.end()
+            self._outs = []
+            raise
+        self._written = self._early.end()
+
     def collect(self, request: Any) -> None:
-        """Write gradients times the number of records, and the new state, into a request."""
+        """Write gradients times the number of records, and the new state, into a request.
+
+        What :meth:`backward` has written into it is there already.
+        """
         import torch
 
-        regions = request.buffers()
+        outs, written = self._outs or self._outs_of(request), self._written
+        # No view of the memory may be left when the request is answered, or it would be copied.
+        self._outs, self._written = [], set()
         count = len(self.parameters)
-        for (_, tensor), region in zip(self.parameters, regions[:count], strict=True):
-            out = _view(region).view(tensor.shape)
+        for at, ((_, tensor), out) in enumerate(zip(self.parameters, outs[:count], strict=True)):
             gradient = tensor.grad
             tensor.grad = None
+            if at in written:
+                continue
             if gradient is None:
                 out.zero_()
                 continue
@@ -177,8 +253,18 @@ class Tensors:
                 torch.mul(gradient, request.weight, out=out)
             else:
                 out.copy_(gradient * request.weight)
-        for (_, tensor), region in zip(self.states, regions[count:], strict=True):
-            _view(region).view(tensor.shape).copy_(tensor)
+        for (_, tensor), out in zip(self.states, outs[count:], strict=True):
+            out.copy_(tensor)
+
+    def close(self) -> None:
+        """Leave the module to its user."""
+        self._early.close()
+        self._outs = []
+
+    def _outs_of(self, request: Any) -> list[Any]:
+        tensors = [tensor for _, tensor in self.parameters + self.states]
+        views = _views(request.buffers())
+        return [view.view(tensor.shape) for view, tensor in zip(views, tensors, strict=True)]
 
 
 def parsed(file: bytes) -> dict[str, Any]:
@@ -207,11 +293,11 @@ def _statistics(model: Any) -> set[str]:
     for prefix, module in model.named_modules():
         if isinstance(module, _NormBase) and module.track_running_stats:
             for name in ("running_mean", "running_var", "num_batches_tracked"):
-                names.add(_plain(f"{prefix}.{name}" if prefix else name))
+                names.add(plain_name(f"{prefix}.{name}" if prefix else name))
     return names
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """Return a name without the parts that ``torch.compile`` adds, at any depth."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
@@ -224,12 +310,32 @@ def _bytes(tensor: Any) -> bytes:
     return content
 
 
-def _view(region: Any) -> Any:
-    """Return a flat tensor over a region."""
+def _may_share(tensor: Any) -> bool:
+    """Return whether a parameter may get other memory, which is contiguous, for each version."""
+    import torch
+
+    plain = type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu"
+    large = plain and tensor.nbytes >= _SHARED_BYTES_MIN
+    # Without this private function of torch nobody knows who else sees the memory.
+    known = hasattr(torch._C, "_storage_Use_Count")
+    return large and known and bool(tensor.is_contiguous()) and not tensor.is_shared()
+
+
+def _is_seen_elsewhere(tensor: Any) -> bool:
+    """Return whether another tensor, or an array, has the memory of a parameter."""
+    import torch
+
+    storage = tensor.untyped_storage()
+    # The parameter's own use, and that of `storage`.
+    return int(torch._C._storage_Use_Count(storage._cdata)) > 2
+
+
+def _views(regions: Sequence[Any]) -> list[Any]:
+    """Return flat tensors over regions."""
     import numpy
     import torch
 
     with warnings.catch_warnings():
-        # Weights are for reading, of which torch has no notion. Nobody but this file has the view.
+        # Weights are for reading, of which torch has no notion.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(numpy.asarray(region))
+        return [torch.from_numpy(numpy.asarray(region)) for region in regions]

@@ -10,6 +10,7 @@ mod run;
 mod secrets;
 mod session;
 mod wait;
+mod warnings;
 
 use pyo3::prelude::*;
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +21,9 @@ import pytest
 # would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Scripts run with the interpreter of the tests, whatever another one is for.
+os.environ.pop("EBB_PYTHON", None)
+
 #: The script that pip or maturin made for the interpreter of the tests.
 EBB = Path(sys.executable).parent / "ebb"
 
@@ -27,6 +32,28 @@ DIGITS = Path(__file__).parents[2] / "examples/digits/job.toml"
 #: Seconds after which a test that hangs fails. `faulthandler_timeout` in `pyproject.toml` is
 #: longer: it ends tests that do not even notice a signal.
 LIMIT = 300
+
+
+def needs(*modules: str) -> Any:
+    """Import modules, or skip the test. With ``EBB_REQUIRE_ALL=1`` a missing one fails it.
+
+    Returns:
+        The first one.
+    """
+    required = os.environ.get("EBB_REQUIRE_ALL") == "1"
+    find = importlib.import_module if required else pytest.importorskip
+    first, *_ = [find(name) for name in modules]
+    return first
+
+
+def needs_programs(*programs: str, packages: str) -> None:
+    """Skip the test without these programs. With ``EBB_REQUIRE_ALL=1`` a missing one fails it."""
+    path = f"{os.environ.get('PATH')}:/usr/sbin:/sbin"
+    missing = [program for program in programs if shutil.which(program, path=path) is None]
+    if missing:
+        said = f"no {', '.join(missing)} (of {packages})"
+        assert os.environ.get("EBB_REQUIRE_ALL") != "1", said
+        pytest.skip(said)
 
 
 class Process:
@@ -78,8 +105,10 @@ class Cluster:
         self.url = self.start(
             "master", "master", "--listen", "127.0.0.1:0", "--data-dir", data
         ).url()
-        for index in range(2):
+        self.ps_urls = [
             self.start(f"ps-{index}", "ps", "--master", self.url, "--listen", "127.0.0.1:0").url()
+            for index in range(2)
+        ]
         for index in range(workers):
             self.start(f"worker-{index}", "worker", "--master", self.url, "--device", "cpu")
 

@@ -1,18 +1,20 @@
 """The examples of PyTorch: few lines are changed, and bits do not depend on the processes.
 
-The example of a task: it trains once.
+The example of a task: it trains once. The example of an estimator: it leaves a model.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from .conftest import Place, Script
+from .conftest import Place, Script, needs
 
 pytest.importorskip("torch")
 
@@ -23,6 +25,12 @@ TRAIN = MNIST / "train.py"
 FLOW = Path(__file__).parents[2] / "examples/python/flow/train.py"
 
 FABRIC = MNIST.parent / "fabric/train.py"
+
+TEXT = MNIST.parent / "text"
+
+IMAGENET = MNIST.parent / "imagenet/train.py"
+
+ESTIMATOR = MNIST.parent / "estimator/fit.py"
 
 #: A short training.
 ARGUMENTS = ("--epochs", "3")
@@ -37,10 +45,29 @@ def test_few_lines_of_the_script_are_changed_and_all_are_marked() -> None:
     rest = iter(plain)
     for line in lines:
         assert line in changed or line in rest, f"not marked as changed: {line}"
+    # What falls away, or is changed, is no more than that.
+    gone = [line for line in plain if line not in lines]
+    assert {"optimizer.zero_grad()", "loss.backward()", "scheduler.step()"} <= set(gone)
+    assert len(gone) <= 8
     # The model and the loaders are among them, word for word.
     text, before = TRAIN.read_text(), (MNIST / "plain.py").read_text()
-    first, last = before.index("class Net"), before.index("    model = Net()")
-    assert before[first:last] in text
+    for first, last in (("class Net", "def train("), ("def test(", "    for epoch in ")):
+        assert before[before.index(first) : before.index(last)] in text
+
+
+def test_the_script_reaches_what_it_reached_before_it_was_changed() -> None:
+    # Two threads of torch on busy cores wait for each other most of the time.
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [sys.executable, MNIST / "plain.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=one_thread,
+    )
+    before = ast.literal_eval(ended.stdout.splitlines()[-1])["accuracy"]
+    after = Script(None, TRAIN).result()["metrics"]["accuracy"]
+    assert before >= 0.9 and after >= 0.9
 
 
 def test_alone_and_in_several_processes_the_bits_are_the_same(place: Place) -> None:
@@ -117,3 +144,35 @@ def test_s0_14_a_script_of_fabric_models_has_one_line_changed_and_trains(place: 
     for script in scripts:
         script.go()
     assert {script.result()["sha"] for script in scripts} == {alone["sha"]}
+
+
+def test_reviews_are_learnt_from_files_that_their_program_writes(tmp_path: Path) -> None:
+    program = tmp_path / "make_data.py"
+    program.write_text((TEXT / "make_data.py").read_text())
+    subprocess.run([sys.executable, program], check=True)
+    for name in ("train.tsv", "test.tsv"):
+        assert (tmp_path / name).read_bytes() == (TEXT / name).read_bytes()
+    assert Script(None, TEXT / "train.py").result()["metrics"]["accuracy"] >= 0.97
+
+
+def test_images_are_learnt_from_folders_by_a_loader_with_processes(tmp_path: Path) -> None:
+    needs("PIL")
+    program = MNIST.parents[1] / "imagenet/make_data.py"
+    images = ["--train", "60", "--validation", "20", "--side", "40"]
+    subprocess.run([sys.executable, program, "--out", tmp_path, *images], check=True)
+    assert Script(None, IMAGENET, str(tmp_path)).result()["metrics"]["accuracy"] >= 0.8
+
+
+def test_S2_02_S2_09_an_estimator_finds_the_accuracy_and_leaves_a_model(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, ESTIMATOR, "--place", tmp_path, *ARGUMENTS],
+        env={**os.environ, "EBBFLOW_WORKERS_MAX": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.count("; val accuracy: ") >= 3
+    said = dict(line.split(": ", 1) for line in ended.stdout.splitlines()[-2:])
+    assert float(said["accuracy"]) > 0.8
+    with tarfile.open(said["model"]) as tar:
+        assert tar.getnames() == ["model.pth"]

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import math
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbflow import errors  # noqa: E402
-from ebbflow._fabric import aliases, batches  # noqa: E402
+from ebbflow._fabric import aliases, batches, limits  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
@@ -108,13 +109,13 @@ def test_s0_02_two_edits_train_a_model_with_the_defaults(
     assert lines[-1].startswith("test epoch=4 loss=")
 
 
-def test_s0_20_s0_28_a_keras_model_is_refused_by_name() -> None:
-    keras = type("Model", (), {"__module__": "keras.src.models.model"})
+def test_s0_20_s0_28_a_model_of_another_kind_is_refused_by_name() -> None:
+    keras = type("Model", (), {"__module__": "tf_keras.src.engine.training"})
     functional = type("Functional", (keras,), {})
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"Functional is a Keras model.*give a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"Functional is a model of Keras 2.*make it with Keras 3"):
         FabricModel(functional(), datasets, LOSS, optimizer)
-    with pytest.raises(TypeError, match=r"expected a torch.nn.Module, found function"):
+    with pytest.raises(TypeError, match=r"expected a torch.nn.Module or a keras.Model, found func"):
         FabricModel(lambda x: x, datasets, LOSS, optimizer)
     with pytest.raises(TypeError, match="keras_custom_objects"):
         fabric(keras_custom_objects={"Mine": object})
@@ -189,7 +190,7 @@ def test_s0_24_metrics_with_one_name_are_refused() -> None:
     ]:
         with pytest.raises(error, match=expected):
             fabric(metrics=wrong)
-    assert "partial" in fabric(metrics=[functools.partial(accuracy)])._metrics
+    assert "partial" in vars(fabric(metrics=[functools.partial(accuracy)])._part)["_metrics"]
 
 
 def test_names_of_metrics_that_events_lack_become_free_ones() -> None:
@@ -394,11 +395,44 @@ def test_s0_35_checkpoints_are_saved_every_so_many_epochs(
     freq: int, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBFLOW_CHECKPOINTS", str(tmp_path))
-    made = fabric()
+
+    def versions() -> list[int]:
+        manifests = tmp_path.glob("saved/v*/manifest.json")
+        return sorted(int(path.parent.name[1:]) for path in manifests)
+
+    class Waits(Logger):
+        """Lets the first checkpoint be written before the next one is due."""
+
+        def log_train_metrics(self, *values: Any) -> None:
+            while values[2] == 3 and saved and versions() != [4]:
+                time.sleep(0.01)
+
+    made = fabric(worker_logger_callback=Waits())
     made.name = "saved"
     made.train(5, 50, num_dataloader_threads=0, checkpoint_freq=freq)
-    versions = sorted(int(path.parent.name[1:]) for path in tmp_path.glob("saved/v*/manifest.json"))
-    assert versions == saved
+    assert versions() == saved
+
+
+def test_s0_07_s0_09_variables_limit_the_time_of_pulls_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"EDT_PULL_WEIGHT_TIME_OUT": "2.5", "EDT_PULL_FAILED_LIMITS": "3"}
+    assert limits(given) == {"pull_timeout": "2500ms", "pull_attempts_max": 3}
+    assert limits({}) == {}
+    for name, text in [
+        ("EDT_PULL_WEIGHT_TIME_OUT", "soon"),
+        ("EDT_PULL_WEIGHT_TIME_OUT", "0"),
+        ("EDT_PULL_WEIGHT_TIME_OUT", "nan"),
+        ("EDT_PULL_FAILED_LIMITS", "0"),
+        ("EDT_PULL_FAILED_LIMITS", "1.5"),
+    ]:
+        with pytest.raises(ValueError, match=f"{name} = '{text}': expected"):
+            limits({name: text})
+    monkeypatch.setenv("EDT_PULL_FAILED_LIMITS", "many")
+    with pytest.raises(ValueError, match="EDT_PULL_FAILED_LIMITS = 'many'"):
+        trained(1, 50)
+    monkeypatch.setenv("EDT_PULL_FAILED_LIMITS", "7")
+    assert trained(1, 50).job is not None
 
 
 def test_the_job_is_called_like_the_script_and_has_a_seed() -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ torch = pytest.importorskip("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow import errors  # noqa: E402
+from ebbflow._device import name_on_host  # noqa: E402
+from ebbflow.engine import Torch  # noqa: E402
 from ebbflow.optimizers import optimizer_settings, schedule_settings  # noqa: E402
 from ebbflow.records import seed_all  # noqa: E402
 from torch import nn  # noqa: E402
@@ -526,3 +529,35 @@ def test_seeds_are_a_function_of_the_position() -> None:
 
     assert draw(1, 2, 3) == draw(1, 2, 3)
     assert len({draw(1, 2, 3), draw(1, 3, 2), draw(2, 2, 3), draw(1, 2)}) == 4
+
+
+def test_a_loop_tells_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Torch(network(), ())
+    facts, results = engine.numerics(1)
+    assert engine.device() == ("cpu", 0)
+    monkeypatch.setattr(Torch, "_cuda", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
+    memory = SimpleNamespace(total_memory=7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+    monkeypatch.delenv("EBBFLOW_DEVICE", raising=False)
+    assert engine.device() == ("cuda:0", 7)
+    monkeypatch.setenv("EBBFLOW_DEVICE", "cuda:2")
+    assert engine.device() == ("cuda:2", 7)
+    assert engine.numerics(1) == (f"{facts}, A100, CUDA {torch.version.cuda}", results)
+
+
+def test_the_number_of_a_device_is_that_of_the_host_if_a_launcher_says_it() -> None:
+    assert name_on_host(0, {"EBBFLOW_DEVICE": "cuda:2"}) == "cuda:2"
+    assert name_on_host(0, {}) == "cuda:0"
+    # A process that sees several devices has not got one from a launcher.
+    assert name_on_host(1, {"EBBFLOW_DEVICE": "cuda:2"}) == "cuda:1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("gpu", "expected one of cpu, cuda"), ("cuda", "this process is on cpu")]
+)
+def test_a_device_that_the_process_has_not_is_refused(kind: str, said: str) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=said):
+        ebbflow.join(model, optimizer, data(), micro=8, epochs=1, fleet_device=kind)

@@ -43,6 +43,12 @@ with ebbflow.join(
         job.evaluate(measure)
 """
 
+#: The same loop, as if the model were on a CUDA device of that number.
+ON_DEVICE = "import ebbflow.engine as e; e.Torch.device = lambda _: ('cuda:3', 1 << 33)" + SCRIPT
+
+#: A job that takes processes on CUDA devices alone.
+FOR_DEVICES = ("name=name\n)", "name=name, fleet_device='cuda'\n)")
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
@@ -89,3 +95,25 @@ def test_a_process_with_other_data_is_refused_with_what_differs(place: Place, sc
     code, said = place.script(script, "399", "mixed", "0").end()
     assert code != 0
     assert "describes another job" in said and "data.train.files" in said and "399" in said
+
+
+def test_a_job_takes_the_processes_whose_models_are_on_the_device_it_asks_for(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    on_device = tmp_path / "on_device.py"
+    on_device.write_text(ON_DEVICE.replace(*FOR_DEVICES))
+    on_cpu = tmp_path / "on_cpu.py"
+    on_cpu.write_text(SCRIPT.replace(*FOR_DEVICES))
+    waits = place.script(on_cpu, "400", "device", "0", gate="join")
+    waits.arrive()
+    first = place.script(on_device, "400", "device", "0", gate="1")
+    first.arrive()
+    status = place.client.status("device")
+    assert status["workers"] == 1
+    shown = [(group["device"], group["memory_bytes"]) for group in status["devices"]]
+    assert shown == [("cuda:3", 1 << 33)]
+    waits.go()
+    first.go()
+    alone = Script(None, script, "400", "alone", "0").result()
+    assert first.result()["sha"] == alone["sha"]
+    assert waits.result()["sha"] == alone["sha"], "it gets the weights at the end"

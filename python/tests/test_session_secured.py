@@ -122,7 +122,7 @@ def test_a_token_for_scripts_is_for_nothing_else(place: Place) -> None:
         cert=place.certs / "lab.pem",
         key=place.certs / "lab.key",
     )
-    with pytest.raises(ebbflow.errors.AccessError, match="may not `Jobs/Cancel`"):
+    with pytest.raises(ebbflow.errors.AccessError, match="may not cancel `mine`"):
         client.cancel("mine")
 
 

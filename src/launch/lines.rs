@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-/// Longest line in bytes. A longer one comes in parts.
-const LINE_MAX: usize = 8 << 10;
+use proto::script::LINE_BYTES_MAX as LINE_MAX;
+
+use crate::launch::redaction::Redaction;
 
 /// Cuts a stream of bytes into lines.
 ///
@@ -15,9 +16,16 @@ pub(crate) struct Lines {
     begun: Vec<u8>,
     /// The last byte was a carriage return.
     returned: bool,
+    /// Values through which no line is cut.
+    secrets: Redaction,
 }
 
 impl Lines {
+    /// Creates the lines of a process with these secrets.
+    pub(crate) fn of(secrets: Redaction) -> Self {
+        Self { secrets, ..Self::default() }
+    }
+
     /// Takes further bytes, and gives each line that ends in them to `line`.
     pub(crate) fn push(&mut self, bytes: &[u8], mut line: impl FnMut(&str)) {
         for &byte in bytes {
@@ -34,7 +42,9 @@ impl Lines {
             }
             self.begun.push(byte);
             if self.begun.len() == LINE_MAX {
+                let rest = self.begun.split_off(LINE_MAX - self.secrets.begun(&self.begun));
                 self.give(&mut line);
+                self.begun = rest;
             }
         }
     }

@@ -1,11 +1,12 @@
-//! A process and all that it starts: a process group, which ends no later than this process.
+//! A process and what it starts: a process group, which ends no later than this process.
 #![expect(unsafe_code, reason = "what a child does between fork and exec has no safe interface")]
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process_group};
 use tokio::net::unix::pipe::Receiver;
 use tokio::process::{Child, Command};
 
@@ -22,20 +23,28 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Starts `command` as the first process of a group, without input.
+    /// Starts `command` as the first process of a group, without input. One with a `line` is a
+    /// process of somebody else: it inherits the line under the same number. It leaves no core
+    /// dump, which would have its secrets.
     ///
     /// The kernel kills this process when the calling *thread* ends. Call it on the main thread: it
     /// lives as long as the program.
     ///
     /// # Errors
     /// The program is not there, or the system starts no further process.
-    pub(crate) fn spawn(command: &mut Command) -> io::Result<Self> {
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    pub(crate) fn spawn(command: &mut Command, line: Option<OwnedFd>) -> io::Result<Self> {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         die_with_this_process(command);
+        line.into_iter().for_each(|line| inherit(command, line));
         let child = command.spawn()?;
         let id = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
         let id = id.ok_or_else(|| io::Error::other("the process has no number"))?;
         Ok(Self { child, id, is_over: false })
+    }
+
+    /// Returns the number of the first process, of its group and of its session.
+    pub(crate) const fn id(&self) -> Pid {
+        self.id
     }
 
     /// Takes stdout and stderr of the first process. They are there once.
@@ -90,14 +99,29 @@ impl Drop for Group {
     }
 }
 
-/// Lets the kernel kill the process of `command` when this one ends, however it ends.
+/// Lets the process of `command` begin a session of its own, and the kernel kill it when this one
+/// ends, however it ends.
 fn die_with_this_process(command: &mut Command) {
     let parent = getpid();
     let in_child = move || {
+        // A session is a process group, too, and no child can leave it for another one.
+        rustix::process::setsid()?;
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
         // The parent may have ended before the call.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+    };
+    // SAFETY: the closure makes system calls only. It takes no lock and no memory.
+    unsafe { command.pre_exec(in_child) };
+}
+
+/// Lets the process of `command` inherit a descriptor, which this process closes on exec, and leave
+/// no core dump.
+fn inherit(command: &mut Command, line: OwnedFd) {
+    let no_core = Rlimit { current: Some(0), maximum: Some(0) };
+    let in_child = move || {
+        rustix::process::setrlimit(Resource::Core, no_core)?;
+        Ok(rustix::io::fcntl_setfd(&line, rustix::io::FdFlags::empty())?)
     };
     // SAFETY: the closure makes system calls only. It takes no lock and no memory.
     unsafe { command.pre_exec(in_child) };
@@ -110,7 +134,7 @@ mod tests {
     use super::*;
 
     fn shell(script: &str) -> Group {
-        Group::spawn(Command::new("sh").args(["-c", script])).unwrap()
+        Group::spawn(Command::new("sh").args(["-c", script]), None).unwrap()
     }
 
     /// Reads the first line, after which the script is in its loop.
@@ -162,7 +186,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_is_not_there_is_an_error() {
-        let error = Group::spawn(&mut Command::new("no-such-program")).unwrap_err();
+        let error = Group::spawn(&mut Command::new("no-such-program"), None).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }

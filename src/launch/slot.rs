@@ -2,11 +2,14 @@
 //! again.
 
 use std::ffi::OsString;
+use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use futures::future::LocalBoxFuture;
+use net::relay::Relay;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;
 use tokio::process::Command;
@@ -16,8 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::launch::lines::{Last, Lines};
 use crate::launch::log::{BYTES_MAX, Log};
+use crate::launch::orphans::Orphans;
 use crate::launch::process::Group;
+use crate::launch::redaction::Redaction;
 use crate::launch::restarts::{Decision, Left, Restarts, Stage};
+use crate::launch::user::User;
 use crate::terminal::report::duration;
 use crate::terminal::screen::Screen;
 
@@ -31,12 +37,18 @@ pub(crate) struct Script {
     pub(crate) python: PathBuf,
     /// The script and its arguments.
     pub(crate) arguments: Vec<OsString>,
+    /// Folder in which the processes begin. `None`: that of this process.
+    pub(crate) folder: Option<PathBuf>,
     /// Variables that the processes have.
     pub(crate) variables: Vec<(String, String)>,
     /// Variables of this process that they do not have.
     pub(crate) hidden: Vec<String>,
     /// Time from SIGTERM to SIGKILL.
     pub(crate) grace: Duration,
+    /// The user as whom they run. `None`: that of this process.
+    pub(crate) user: Option<User>,
+    /// Ends what they leave behind. `None`: nobody does.
+    pub(crate) orphans: Option<Orphans>,
 }
 
 /// A process that has left for good.
@@ -50,6 +62,34 @@ pub(crate) struct Gone {
     pub(crate) last: Vec<String>,
 }
 
+/// Receiver of what processes say, line by line.
+pub(crate) struct Hear(Box<dyn Fn(&str) + Send + Sync>);
+
+impl Hear {
+    /// Creates a receiver that gives each line to `line`.
+    pub(crate) fn new(line: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Box::new(line))
+    }
+}
+
+impl std::fmt::Debug for Hear {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hear")
+    }
+}
+
+/// Forwarding of the calls of one process, until its end.
+struct Forward(Box<dyn Fn(Relay) -> LocalBoxFuture<'static, ()>>);
+
+impl std::fmt::Debug for Forward {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Forward")
+    }
+}
+
+/// The variable with the number of the descriptor by which a process reaches its agent.
+const AGENT: &str = "EBBFLOW_AGENT";
+
 /// The place of one process.
 #[derive(Debug)]
 pub(crate) struct Slot {
@@ -57,22 +97,67 @@ pub(crate) struct Slot {
     output: Arc<Output>,
     restarts: Restarts,
     screen: Screen,
+    /// Variables that its processes have beside those of the script.
+    variables: Vec<(String, String)>,
+    /// `None`: its processes reach the cluster themselves.
+    forward: Option<Forward>,
+    secrets: Redaction,
 }
 
 impl Slot {
-    /// Creates the place number `index`, with its log in `logs`. What its processes say goes to
+    /// Creates the place of this name, with its log in `logs`. What its processes say goes to
     /// `screen` too.
     ///
     /// # Errors
     /// The log cannot be written.
-    pub(crate) fn new(index: u32, logs: &Path, screen: Screen) -> Result<Self> {
-        let name = format!("worker-{index}");
+    pub(crate) fn new(name: String, logs: &Path, screen: Screen) -> Result<Self> {
+        let (shown, shown_name) = (screen.clone(), name.clone());
+        let hear = Hear::new(move |line| shown.line(&format!("{shown_name} | {line}")));
+        Self::hearing(name, logs, screen, hear)
+    }
+
+    /// Creates the place of this name, with its log in `logs`. What its processes say goes to
+    /// `hear` too, and that they are started again to `screen`.
+    ///
+    /// # Errors
+    /// The log cannot be written.
+    pub(crate) fn hearing(name: String, logs: &Path, screen: Screen, hear: Hear) -> Result<Self> {
         let path = logs.join(format!("{name}.log"));
         let log = Log::create(&path, BYTES_MAX)
             .with_context(|| format!("the log {} cannot be written", path.display()))?;
         let kept = Kept { last: Last::new(LINES_SHOWN), log: Some(log) };
-        let output = Output { name: name.clone(), screen: screen.clone(), kept: Mutex::new(kept) };
-        Ok(Self { name, output: Arc::new(output), restarts: Restarts::default(), screen })
+        let output = Output { name: name.clone(), screen: screen.clone(), hear, kept: Mutex::new(kept) };
+        Ok(Self {
+            name,
+            output: Arc::new(output),
+            restarts: Restarts::default(),
+            screen,
+            variables: Vec::new(),
+            forward: None,
+            secrets: Redaction::default(),
+        })
+    }
+
+    /// Gives the processes of this place variables that win over those of the script.
+    pub(crate) fn with(mut self, variables: Vec<(String, String)>) -> Self {
+        self.variables = variables;
+        self
+    }
+
+    /// Takes secrets out of all that its processes say.
+    pub(crate) fn redacting(self, secrets: Redaction) -> Self {
+        Self { secrets, ..self }
+    }
+
+    /// Lets `forward` make the calls of its processes. Each process inherits a line to it.
+    pub(crate) fn forwarding(mut self, forward: impl AsyncFn(Relay) + 'static) -> Self {
+        let forward = std::rc::Rc::new(forward);
+        let forward = move |relay| -> LocalBoxFuture<'static, ()> {
+            let forward = forward.clone();
+            Box::pin(async move { forward(relay).await })
+        };
+        self.forward = Some(Forward(Box::new(forward)));
+        self
     }
 
     /// Runs processes of `script`, one after the other, until one leaves for good or `stop`.
@@ -91,14 +176,33 @@ impl Slot {
         let begin = Instant::now();
         let left = loop {
             let began = begin.elapsed();
-            let mut group = self.start(script)?;
+            let (mut group, relay) = self.start(script)?;
+            let session = group.id();
             let streams = group.streams().with_context(|| format!("the output of {}", self.name))?;
-            let copies = streams.map(|stream| Copying::start(stream, self.output.clone()));
+            let copies =
+                streams.map(|stream| Copying::start(stream, self.output.clone(), self.secrets.clone()));
+            let ending = async {
+                tokio::select! {
+                    biased;
+                    () = stop.cancelled() => group.end(script.grace).await,
+                    exit = group.wait() => exit,
+                }
+            };
+            // Also while it ends: it hands back its leases.
+            let forwarding = async {
+                if let (Some(Forward(forward)), Some(relay)) = (&self.forward, relay) {
+                    forward(relay).await;
+                }
+                std::future::pending::<std::convert::Infallible>().await
+            };
             let ended = tokio::select! {
                 biased;
-                () = stop.cancelled() => group.end(script.grace).await,
-                exit = group.wait() => exit,
+                ended = ending => ended,
+                never = forwarding => match never {},
             };
+            if let Some(orphans) = &script.orphans {
+                orphans.end(session).await;
+            }
             for copy in copies {
                 copy.finish().await;
             }
@@ -128,16 +232,32 @@ impl Slot {
         Ok(Gone { left, last: self.output.last(), name: self.name })
     }
 
-    fn start(&self, script: &Script) -> Result<Group> {
+    fn start(&self, script: &Script) -> Result<(Group, Option<Relay>)> {
         let mut command = Command::new(&script.python);
         command.args(&script.arguments).envs(script.variables.iter().map(|(name, value)| (name, value)));
         for name in &script.hidden {
             command.env_remove(name);
         }
-        command.env("EBBFLOW_WORKER", &self.name);
-        Group::spawn(&mut command).with_context(|| {
+        if let Some(user) = &script.user {
+            // It also takes away all other groups.
+            command.uid(user.id).gid(user.group).envs(user.variables());
+        }
+        command
+            .env("EBBFLOW_WORKER", &self.name)
+            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        if let Some(folder) = &script.folder {
+            command.current_dir(folder);
+        }
+        let line = self.forward.as_ref().map(|_| Relay::pair()).transpose();
+        let (relay, line) = line.context("a line to a process")?.unzip();
+        if let Some(line) = &line {
+            command.env(AGENT, line.as_raw_fd().to_string());
+        }
+        let group = Group::spawn(&mut command, line).with_context(|| {
             format!("cannot start `{}`; choose the Python interpreter with --python", script.python.display())
-        })
+        })?;
+        script.orphans.iter().for_each(|orphans| orphans.begin(group.id()));
+        Ok((group, relay))
     }
 }
 
@@ -150,11 +270,11 @@ struct Copying {
 }
 
 impl Copying {
-    fn start(mut from: Receiver, output: Arc<Output>) -> Self {
+    fn start(mut from: Receiver, output: Arc<Output>, secrets: Redaction) -> Self {
         let ended = CancellationToken::new();
         let is_over = ended.clone();
         let task = tokio::spawn(async move {
-            let (mut lines, mut bytes) = (Lines::default(), vec![0; 16 << 10]);
+            let (mut lines, mut bytes) = (Lines::of(secrets.clone()), vec![0; 16 << 10]);
             loop {
                 let count = tokio::select! {
                     biased;
@@ -166,9 +286,9 @@ impl Copying {
                 if count == 0 {
                     break;
                 }
-                lines.push(&bytes[..count], |line| output.line(line));
+                lines.push(&bytes[..count], |line| output.line(&secrets.apply(line)));
             }
-            lines.finish(|line| output.line(line));
+            lines.finish(|line| output.line(&secrets.apply(line)));
         });
         Self { ended, task }
     }
@@ -191,6 +311,7 @@ impl Drop for Copying {
 struct Output {
     name: String,
     screen: Screen,
+    hear: Hear,
     kept: Mutex<Kept>,
 }
 
@@ -203,7 +324,7 @@ struct Kept {
 
 impl Output {
     fn line(&self, text: &str) {
-        self.screen.line(&format!("{} | {text}", self.name));
+        (self.hear.0)(text);
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.last.push(text);
         if let Some(Err(error)) = kept.log.as_mut().map(|log| log.line(text)) {
@@ -232,15 +353,18 @@ mod tests {
         Script {
             python: "sh".into(),
             arguments: vec!["-c".into(), text.into()],
+            folder: None,
             variables: vec![("GIVEN".to_owned(), "here".to_owned())],
             hidden: vec!["HOME".to_owned()],
             grace: Duration::from_secs(30),
+            user: None,
+            orphans: None,
         }
     }
 
     async fn run(text: &str, stage: Stage) -> (Gone, String, String) {
         let (dir, screen) = (tempfile::tempdir().unwrap(), Screen::default());
-        let slot = Slot::new(1, dir.path(), screen.clone()).unwrap();
+        let slot = Slot::new("worker-1".to_owned(), dir.path(), screen.clone()).unwrap();
         let stop = CancellationToken::new();
         let gone = slot.run(&script(text), async || Ok(stage), &stop).await.unwrap();
         let log = std::fs::read_to_string(dir.path().join("worker-1.log")).unwrap();
@@ -260,6 +384,16 @@ mod tests {
         assert_eq!(gone.last.len(), 2);
     }
 
+    #[tokio::test]
+    async fn variables_of_a_place_win_over_those_of_the_script() {
+        let (dir, screen) = (tempfile::tempdir().unwrap(), Screen::default());
+        let slot = Slot::new("worker-1".to_owned(), dir.path(), screen).unwrap();
+        let slot = slot.with(vec![("GIVEN".to_owned(), "of the place".to_owned())]);
+        let stop = CancellationToken::new();
+        let gone = slot.run(&script("echo $GIVEN"), async || Ok(Stage::Ended), &stop).await.unwrap();
+        assert_eq!(gone.last, ["of the place"]);
+    }
+
     // Time that is paused moves on when nothing else can happen.
     #[tokio::test(start_paused = true)]
     async fn a_process_that_fails_is_started_again_until_that_is_too_often() {
@@ -273,7 +407,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nothing_is_started_again_once_the_jobs_have_ended() {
         let (dir, asked) = (tempfile::tempdir().unwrap(), AtomicU32::new(0));
-        let slot = Slot::new(0, dir.path(), Screen::default()).unwrap();
+        let slot = Slot::new("worker-0".to_owned(), dir.path(), Screen::default()).unwrap();
         // The job ends during the wait before the restart.
         let stage = async || match asked.fetch_add(1, Ordering::Relaxed) {
             0 => Ok(Stage::Training),
@@ -286,7 +420,7 @@ mod tests {
     #[tokio::test]
     async fn a_run_that_stops_asks_its_processes_to_end() {
         let (dir, stop, screen) = (tempfile::tempdir().unwrap(), CancellationToken::new(), Screen::default());
-        let slot = Slot::new(0, dir.path(), screen.clone()).unwrap();
+        let slot = Slot::new("worker-0".to_owned(), dir.path(), screen.clone()).unwrap();
         let script = script("trap 'echo asked; exit 1' TERM; echo begun; while :; do sleep 600 & wait; done");
         let stopping = async {
             while !screen.lines.lock().unwrap().iter().any(|line| line.contains("begun")) {
@@ -300,9 +434,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn lines_of_somebody_else_go_to_the_log_and_to_the_receiver_alone() {
+        let (dir, screen) = (tempfile::tempdir().unwrap(), Screen::default());
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hearing = heard.clone();
+        let hear = Hear::new(move |line| hearing.lock().unwrap().push(line.to_owned()));
+        let slot = Slot::hearing("train-7-0".to_owned(), dir.path(), screen.clone(), hear).unwrap();
+        let script = Script { folder: Some(dir.path().to_owned()), ..script("pwd; echo $EBBFLOW_WORKER") };
+        let gone = slot.run(&script, async || Ok(Stage::Ended), &CancellationToken::new()).await.unwrap();
+        assert_eq!(gone.last, [dir.path().display().to_string(), "train-7-0".to_owned()]);
+        assert_eq!(*heard.lock().unwrap(), gone.last);
+        assert!(dir.path().join("train-7-0.log").exists());
+        assert!(screen.lines.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn each_process_inherits_a_line_of_its_own_and_its_children_do_not_need_it() {
+        let (dir, lines) = (tempfile::tempdir().unwrap(), std::rc::Rc::new(std::cell::Cell::new(0)));
+        let slot = Slot::new("worker-0".to_owned(), dir.path(), Screen::default()).unwrap();
+        let counted = lines.clone();
+        let slot = slot.forwarding(async move |relay| {
+            counted.set(counted.get() + 1);
+            std::future::pending::<()>().await;
+            drop(relay);
+        });
+        let script = script("readlink /proc/$$/fd/$EBBFLOW_AGENT; ls -l /proc/$$/fd | grep -c socket:");
+        let gone = slot.run(&script, async || Ok(Stage::Ended), &CancellationToken::new()).await.unwrap();
+        assert!(gone.last[0].starts_with("socket:"), "{:?}", gone.last);
+        // No other socket of this process is open there.
+        assert_eq!((gone.last[1].trim(), lines.get()), ("1", 1));
+    }
+
+    #[tokio::test]
     async fn an_interpreter_that_is_not_there_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let slot = Slot::new(0, dir.path(), Screen::default()).unwrap();
+        let slot = Slot::new("worker-0".to_owned(), dir.path(), Screen::default()).unwrap();
         let script = Script { python: "no-python".into(), ..script("") };
         let error =
             slot.run(&script, async || Ok(Stage::Unjoined), &CancellationToken::new()).await.unwrap_err();
@@ -313,7 +479,7 @@ mod tests {
     #[test]
     fn a_log_that_cannot_be_written_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let error = Slot::new(2, &dir.path().join("no"), Screen::default()).unwrap_err();
+        let error = Slot::new("worker-2".to_owned(), &dir.path().join("no"), Screen::default()).unwrap_err();
         assert!(error.to_string().contains("no/worker-2.log"), "{error}");
     }
 }

@@ -1,5 +1,20 @@
 //! Variables of the environment that a user sets for a script, and which ones may not be set. Pure.
 
+use proto::script::variable_refusal;
+
+/// Variables with the number of threads of libraries below PyTorch and NumPy. More threads than one
+/// in each process would compete for the processors.
+const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
+
+/// Returns the variables that processes of a script have unless somebody sets others. `is_set`: the
+/// environment of this process has a variable.
+pub(crate) fn usual(is_set: impl Fn(&str) -> bool) -> Vec<(String, String)> {
+    // Lines appear when the script prints them.
+    let lines = std::iter::once(("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
+    let threads = THREADS.into_iter().filter(|name| !is_set(name));
+    lines.chain(threads.map(|name| (name.to_owned(), "1".to_owned()))).collect()
+}
+
 /// Parses `NAME=VALUE`.
 ///
 /// # Errors
@@ -9,25 +24,9 @@ pub(crate) fn variable(text: &str) -> Result<(String, String), String> {
         .split_once('=')
         .filter(|(name, _)| !name.is_empty() && !name.contains('\0'))
         .ok_or_else(|| "expected NAME=VALUE, e.g. CUBLAS_WORKSPACE_CONFIG=:4096:8".to_owned())?;
-    match refusal(name) {
+    match variable_refusal(name) {
         Some(reason) => Err(format!("{name} cannot be set for a script: {reason}")),
         None => Ok((name.to_owned(), value.to_owned())),
-    }
-}
-
-/// Returns why a variable may not be set; `None`: it may.
-fn refusal(name: &str) -> Option<&'static str> {
-    let begins = |begin: &str| name.starts_with(begin);
-    if begins("EBB_") || begins("EBBFLOW_") {
-        Some("this run has a cluster of its own, which the processes find by these variables")
-    } else if begins("LD_") {
-        Some("it changes which code the interpreter loads; set it for the whole program instead")
-    } else if begins("PYTHON") {
-        Some("it changes the interpreter; choose one with --python")
-    } else if name == "PATH" {
-        Some("it changes which programs are found; choose the interpreter with --python")
-    } else {
-        None
     }
 }
 
@@ -50,8 +49,8 @@ mod tests {
     #[test]
     fn what_the_run_needs_itself_is_refused_with_the_reason() {
         for (text, reason) in [
-            ("EBB_MASTER=x", "a cluster of its own"),
-            ("EBBFLOW_MASTER=x", "a cluster of its own"),
+            ("EBB_MASTER=x", "where the cluster"),
+            ("EBBFLOW_MASTER=x", "where the cluster"),
             ("LD_PRELOAD=x", "which code"),
             ("PYTHONPATH=x", "--python"),
             ("PATH=x", "--python"),

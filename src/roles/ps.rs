@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, bail};
 use model::device::{Choice, Device};
 
 use crate::app::App;
 use crate::config;
 use crate::locks;
-use crate::settings::roles::{Ps, device, key_files};
+use crate::settings::roles::{Ps, device, key_files, one_device};
 use crate::settings::{Flags, Settings};
+use crate::telemetry::devices;
 
 /// # Errors
 /// The settings are wrong, the address is taken, the master refuses this ps, or the role fails.
@@ -26,10 +27,11 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
         master: config::urls(settings.text("master").unwrap_or_default(), keys.scheme()),
         ..settings.options().map_err(|why| anyhow!(why))?
     };
-    let device = opened(device(&settings)?, app.environment.kernels().as_deref())?;
+    let device = opened(&device(&settings)?, app.environment.kernels().as_deref())?;
+    let watching = devices::watch(device.ordinal().into_iter().collect()).await;
     let ps = ps::Ps::on(device, options, app.environment.stores.clone(), app.environment.memory()?)?;
-    let counting = ps.clone();
-    app.numbers.board().show(move || counting.metrics().readings());
+    let (counting, watched) = (ps.clone(), watching.devices().clone());
+    app.numbers.board().show(move || [counting.metrics().readings(), devices::readings(&watched)].concat());
     app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
     app.screen.print(&format!("ps {name} listening on {url}"))?;
     let listener = app.environment.listener(listener)?.behind(locks::door(keys.clone()));
@@ -41,12 +43,16 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
 /// Opens the device that the user asked for.
 ///
 /// # Errors
-/// The user named a CUDA device that cannot be used.
-fn opened(choice: Choice, cache: Option<&Path>) -> Result<ps::Device> {
+/// The user named a CUDA device that cannot be used, or several devices.
+fn opened(choice: &Choice, cache: Option<&Path>) -> Result<ps::Device> {
     let (ordinal, is_asked) = match choice {
-        Choice::Fixed(Device::Cpu) => return Ok(ps::Device::default()),
-        Choice::Fixed(Device::Cuda(ordinal)) => (ordinal, true),
         Choice::Auto => (0, false),
+        Choice::Only(devices) => match devices.as_slice() {
+            [Device::Cpu] => return Ok(ps::Device::default()),
+            [Device::Cuda(ordinal)] => (*ordinal, true),
+            _ => bail!(one_device(choice)),
+        },
+        Choice::All => bail!(one_device(choice)),
     };
     match ps::Device::cuda(ordinal, cache) {
         Ok(device) => {

@@ -1,17 +1,27 @@
-//! `ebb worker`: runs the role until it is told to stop, then lets it finish its microbatch.
+//! `ebb worker`: runs a worker for each device until it is told to stop, then lets them finish
+//! their microbatches.
 
 use anyhow::{Context as _, Result, anyhow};
+use model::Device;
+use net::channel::Dialer;
+use tokio::task::JoinSet;
+use worker::device::Chosen;
 use worker::{Connector, Options, Watched};
 
+use crate::agent::{self, Agent};
 use crate::app::App;
 use crate::config;
+use crate::launch::user::User;
+use crate::launch::variables::usual;
 use crate::locks;
-use crate::settings::roles::{Worker, device, key_files};
+use crate::roles::devices::{drained, each, ordinals};
+use crate::settings::roles::{Worker, device, key_files, script_processes};
 use crate::settings::{Flags, Settings};
+use crate::telemetry::devices;
 
 /// # Errors
-/// The settings are wrong, the device is missing, the master refuses this worker, or the master or
-/// a ps stays away.
+/// The settings are wrong, a device is missing, the master refuses a worker, or the master or a ps
+/// stays away.
 pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     let settings = Settings::of(&flags, &app.environment)?;
     let files = key_files(&settings);
@@ -19,20 +29,32 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     let master = config::urls(settings.text("master").unwrap_or_default(), keys.scheme());
     let options = Options {
         name: settings.text("name").map_or_else(|| app.environment.worker_name(), str::to_owned),
-        device: device(&settings)?,
         ..settings.options().map_err(|why| anyhow!(why))?
     };
+    let choice = device(&settings)?;
+    let takes_scripts = script_processes(&settings).is_some();
+    // It may load libtorch.
+    let chosen = tokio::task::spawn_blocking(move || {
+        let of_scripts = takes_scripts.then(|| worker::device::for_scripts(&choice)).transpose();
+        (worker::device::chosen(&choice), of_scripts)
+    });
+    let (chosen, of_scripts) = chosen.await.context("look for devices")?;
+    let Chosen { devices, fallback } = chosen?;
+    let of_scripts = of_scripts?.unwrap_or_default();
+    if let Some(reason) = fallback {
+        tracing::info!(reason, "--device auto: computing on the CPU");
+    }
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
     let (health, service) = tonic_health::server::health_reporter();
     let watched = Watched { health, ..Watched::default() };
-    let counting = watched.metrics.clone();
-    app.numbers.board().show(move || counting.readings());
+    let mut all = ordinals(&[&devices[..], &of_scripts[..]].concat());
+    all.sort_unstable();
+    all.dedup();
+    let watching = devices::watch(all).await;
+    let (counting, of_devices) = (watched.metrics.clone(), watching.devices().clone());
+    app.numbers.board().show(move || [counting.readings(), devices::readings(&of_devices)].concat());
     app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
     let dialer = app.dialer.clone().with(keys);
-    let connector = match app.environment.memory()? {
-        Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
-        None => Connector::socket(dialer.clone()),
-    };
     // Before the first call to the master: while the master is away, probes hear "alive, not
     // ready".
     let _health = match settings.text("health_listen") {
@@ -46,10 +68,63 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         }
         None => None,
     };
-    let (registry, stop) = (app.registry.clone(), app.stop.token().clone());
-    let stores = app.environment.stores.clone();
-    worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await?;
-    Ok(())
+    let stop = app.stop.token().child_token();
+    let agent = agent(&settings, &options, of_scripts, &master, &dialer, app)?;
+    let mut workers = JoinSet::new();
+    for (index, options) in each(&options, &devices).into_iter().enumerate() {
+        let device = ordinals(&[options.device]).first().map(|&ordinal| watching.devices().latest(ordinal));
+        let device = device.unwrap_or_default();
+        let connector = match app.environment.memory()? {
+            Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
+            None => Connector::socket(dialer.clone()),
+        };
+        // All are ready at about the same time, because they have one master. The first one tells.
+        let watched = match index {
+            0 => Watched { device, ..watched.clone() },
+            _ => Watched { metrics: watched.metrics.clone(), device, ..Watched::default() },
+        };
+        let (master, dialer) = (master.clone(), dialer.clone());
+        let (registry, stores) = (app.registry.clone(), app.environment.stores.clone());
+        let stop = stop.clone();
+        workers.spawn(async move {
+            worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await
+        });
+    }
+    // On the main thread, as an agent must be.
+    let attending = async {
+        let Some(agent) = agent else { return Ok(()) };
+        agent.run(&stop).await.with_context(|| format!("scripts on {}", options.name))
+    };
+    tokio::try_join!(drained(workers, &stop), attending).map(drop)
+}
+
+/// Creates the agent of a worker that takes scripts, and says what that means.
+fn agent(
+    settings: &Settings,
+    options: &Options,
+    devices: Vec<Device>,
+    master: &str,
+    dialer: &Dialer,
+    app: &App,
+) -> Result<Option<Agent>> {
+    let Some(processes) = script_processes(settings) else { return Ok(None) };
+    let of_agent = agent::Options {
+        name: options.name.clone(),
+        master: master.to_owned(),
+        processes,
+        python: app.environment.python(settings.path("python").as_deref()),
+        hidden: app.environment.own_variables().map(str::to_owned).collect(),
+        variables: usual(config::is_set),
+        devices,
+        visible: config::visible_devices(),
+        user: settings.text("script_user").map(User::separate).transpose()?,
+        scratch: options.scratch.clone(),
+    };
+    let user = of_agent.user.clone();
+    let has_keys = settings.path("token_file").is_some() || settings.path("tls_key").is_some();
+    let agent = Agent::new(of_agent, dialer, app.screen.clone())?;
+    app.screen.line(&agent::warning(processes, user.as_ref(), has_keys, &agent.logs()));
+    Ok(Some(agent))
 }
 
 /// Ends a task when it is dropped.

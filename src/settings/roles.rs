@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use model::device::Choice;
 use net::security;
+use proto::script::AGENT_PROCESSES_MAX;
 use serde::Serialize;
 
 use super::{Kind, Of, Role, Setting, Settings};
@@ -14,6 +15,7 @@ const TIMES: &str = "Times";
 pub(crate) const SECURITY: &str = "Security";
 const AVAILABILITY: &str = "High availability";
 const GENERAL: &str = "Settings";
+const SCRIPTS: &str = "Scripts of users";
 
 /// libtorch may use all instructions of the CPU.
 const NATIVE: &str = "native";
@@ -163,6 +165,13 @@ impl Role for Master {
                 TIMES,
                 "Longest silence of a submission or an export, 1s to 30s. Raise it for clients on networks that pause \
                  for longer",
+            ),
+            option(
+                "script_linger",
+                Kind::Duration,
+                "DURATION",
+                TIMES,
+                "Time that processes of a script have after the end of its last job, before they are ended",
             ),
             store_patience(),
             option(
@@ -354,12 +363,18 @@ impl Role for Ps {
     fn violations(settings: &Settings) -> Vec<String> {
         // The process checks name and URLs once it has them.
         let checked = settings.options::<ps::Options>().map(|options| options.validate());
-        match checked {
+        let mut wrong = match checked {
             Ok(Err(ps::Error::Options(wrong))) => wrong,
             Ok(Err(error)) => vec![error.to_string()],
             Ok(Ok(())) => Vec::new(),
             Err(why) => vec![why],
+        };
+        if let Ok(choice) = device(settings)
+            && (choice == Choice::All || matches!(&choice, Choice::Only(devices) if devices.len() > 1))
+        {
+            wrong.push(one_device(&choice));
         }
+        wrong
     }
 }
 
@@ -396,7 +411,8 @@ impl Role for Worker {
                 Kind::Device,
                 "DEVICE",
                 Some("auto"),
-                "Device to compute on: cpu, cuda:N, or auto (the first CUDA device, otherwise the CPU)",
+                "Devices to compute on, each with a worker of its own in this process: cpu; cuda:N, or several such as \
+                 cuda:0,2; all (every CUDA device, at least one); or auto (every CUDA device, otherwise the CPU)",
             ),
             of_process(
                 "numerics",
@@ -422,6 +438,41 @@ impl Role for Worker {
                  any URL, but no web server of this machine",
             ),
             option("scratch", Kind::Path, "DIR", GENERAL, "Folder for the files that come with a job"),
+            of_process(
+                "scripts",
+                Kind::Switch,
+                "",
+                None,
+                "Run processes of Python scripts that users send with `ebb submit SCRIPT.py`. Everyone who may send \
+                 scripts to the master then has the rights of this worker",
+            )
+            .under(SCRIPTS),
+            of_process(
+                "script_processes",
+                Kind::Count,
+                "N",
+                None,
+                "Largest number of processes of scripts at a time, 1 to 256. Without it 1",
+            )
+            .under(SCRIPTS),
+            of_process(
+                "script_user",
+                Kind::Text,
+                "NAME",
+                None,
+                "User as whom scripts run, so that they cannot read the files of this worker. It must then run as root. \
+                 Without it scripts run as the user of this worker",
+            )
+            .under(SCRIPTS),
+            of_process(
+                "python",
+                Kind::Path,
+                "PROGRAM",
+                None,
+                "Python interpreter of scripts. Without it that of VIRTUAL_ENV, else python3",
+            )
+            .under(SCRIPTS)
+            .named("EBB_PYTHON"),
             metrics(),
             option(
                 "master_timeout",
@@ -477,11 +528,32 @@ impl Role for Worker {
         if ![NATIVE, PORTABLE].contains(&numerics) {
             wrong.push(format!("numerics: `{numerics}` is neither {NATIVE} nor {PORTABLE}"));
         }
+        wrong.extend(script_violations(settings));
         wrong
     }
 }
 
-/// Returns the device of a worker or a ps.
+/// Returns what is wrong in the settings of scripts.
+fn script_violations(settings: &Settings) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if !(1..=u64::from(AGENT_PROCESSES_MAX)).contains(&settings.count("script_processes").unwrap_or(1)) {
+        wrong.push(format!("script_processes: from 1 to {AGENT_PROCESSES_MAX}"));
+    }
+    wrong
+}
+
+/// Returns the number of processes of scripts that a worker runs; `None`: it takes no scripts.
+pub(crate) fn script_processes(settings: &Settings) -> Option<u32> {
+    let count = settings.count("script_processes").and_then(|count| u32::try_from(count).ok());
+    settings.switch("scripts").then(|| count.unwrap_or(1))
+}
+
+/// Returns what is wrong with several devices for a ps.
+pub(crate) fn one_device(choice: &Choice) -> String {
+    format!("device: a ps has one device, found `{choice}`; start a ps for each device")
+}
+
+/// Returns the devices of a worker, or the device of a ps.
 ///
 /// # Errors
 /// The setting names no device.

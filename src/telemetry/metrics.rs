@@ -18,6 +18,7 @@ use futures::stream::BoxStream;
 use net::channel::{Accepted, Io};
 use net::metrics::{Board, Kind, Reading, prometheus};
 use net::security::{Guest, Options};
+use opentelemetry::KeyValue;
 use opentelemetry::metrics::{AsyncInstrument, Meter};
 
 use crate::config;
@@ -52,7 +53,10 @@ impl Numbers {
     /// `address` is wrong or taken, or other machines reach it while this process has no `keys`.
     pub(crate) async fn serve(&self, address: Option<&str>, keys: &Options, screen: &Screen) -> Result<()> {
         if let Some(meter) = &self.meter {
-            read(&self.board).iter().for_each(|reading| register(meter, reading, &self.board));
+            // Readings of one name follow each other.
+            let mut readings = read(&self.board);
+            readings.dedup_by_key(|reading| reading.name);
+            readings.iter().for_each(|reading| register(meter, reading, &self.board));
         }
         let Some(address) = address else { return Ok(()) };
         let (listener, address) = config::bind_to_show(address, keys).await.context("--metrics")?;
@@ -129,13 +133,14 @@ impl Connected<IncomingStream<'_, Entrance>> for Asker {
     }
 }
 
-/// Registers a number of the board for a collector's exporter.
+/// Registers a number of the board for a collector's exporter, for all devices.
 fn register(meter: &Meter, reading: &Reading, board: &Board) {
     let Reading { name, help, kind, .. } = *reading;
     let board = board.clone();
     let observe = move |instrument: &dyn AsyncInstrument<f64>| {
-        if let Some(reading) = read(&board).iter().find(|reading| reading.name == name) {
-            instrument.observe(reading.value, &[]);
+        for reading in read(&board).iter().filter(|reading| reading.name == name) {
+            let device = reading.device.map(|device| KeyValue::new("device", format!("cuda:{device}")));
+            instrument.observe(reading.value, device.as_slice());
         }
     };
     // The exporter keeps what is built.

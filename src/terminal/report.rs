@@ -7,7 +7,7 @@ use std::time::Duration;
 use client::report::{MODEL, final_metrics, measures, model_sha256, predictions};
 use client::results::Written;
 use client::{JobPurpose, JobState, JobStatus};
-use proto::pb;
+use proto::{pb, size};
 
 /// `running: 3 workers`, or the state alone when there is no reason.
 pub(crate) fn state_with_reason(state: JobState, reason: &str) -> String {
@@ -122,6 +122,9 @@ pub(crate) fn status(status: &JobStatus) -> String {
         "workers",
         workers.into_iter().chain([format!("{} so far", status.workers_seen)]).collect::<Vec<_>>().join("; "),
     );
+    for group in &status.devices {
+        line("device", on_device(group));
+    }
     for idle in &status.idle {
         line("idle", idle_workers(idle));
     }
@@ -192,12 +195,39 @@ fn progress(status: &JobStatus) -> String {
 
 /// Workers without work, and why: `worker-1, worker-2 and 3 more: epoch 2 of 2 has no task left`.
 fn idle_workers(idle: &pb::Idle) -> String {
-    let mut names = idle.workers.join(", ");
-    let more = (idle.count as usize).saturating_sub(idle.workers.len());
+    format!("{}: {}", names(&idle.workers, idle.count), idle.reason)
+}
+
+/// Workers that take part, by device: `cuda:0 with 79.6 GiB, class 3fa94c1d22e0: worker-1 and 3
+/// more; 87 % busy, 31.2 GiB used, 1 throttled`.
+fn on_device(group: &pb::WorkersOnDevice) -> String {
+    let memory = match group.memory_bytes {
+        0 => String::new(),
+        bytes => format!(" with {}", size::text(bytes)),
+    };
+    let class = group.numerics.as_ref().map(|numerics| format!(", class {}", numerics.class));
+    let class = class.unwrap_or_default();
+    let state = [
+        group.busy_percent.map(|percent| format!("{percent} % busy")),
+        Some(group.memory_used_bytes)
+            .filter(|bytes| *bytes > 0)
+            .map(|bytes| format!("{} used", size::text(bytes))),
+        Some(group.throttled).filter(|count| *count > 0).map(|count| format!("{count} throttled")),
+        Some(group.failing).filter(|count| *count > 0).map(|count| format!("{count} FAILING")),
+    ];
+    let state = state.into_iter().flatten().collect::<Vec<_>>().join(", ");
+    let state = if state.is_empty() { state } else { format!("; {state}") };
+    format!("{}{memory}{class}: {}{state}", group.device, names(&group.workers, group.count))
+}
+
+/// Names of the first of `count` workers: `worker-1, worker-2 and 3 more`.
+fn names(first: &[String], count: u32) -> String {
+    let mut names = first.join(", ");
+    let more = (count as usize).saturating_sub(first.len());
     if more > 0 {
         let _ = write!(names, " and {more} more");
     }
-    format!("{names}: {}", idle.reason)
+    names
 }
 
 /// Describes a worker that lives and makes no progress: ``worker `b` has been reading x.gz for 6
@@ -496,6 +526,47 @@ mod tests {
             (&json(&job)["idle"][1]["why"], &json(&job)["idle"][1]["count"]),
             (&value_of!("nothing_left"), &value_of!(4))
         );
+    }
+
+    #[test]
+    fn status_tells_the_devices_of_workers() {
+        let numerics = Some(pb::Numerics { class: "3fa94c".to_owned(), facts: "facts".to_owned() });
+        let group = |device: &str, memory_bytes, count, workers: &[&str]| pb::WorkersOnDevice {
+            device: device.to_owned(),
+            memory_bytes,
+            numerics: numerics.clone(),
+            count,
+            workers: workers.iter().map(|&name| name.to_owned()).collect(),
+            ..Default::default()
+        };
+        let hot = pb::WorkersOnDevice {
+            busy_percent: Some(87),
+            memory_used_bytes: 1 << 30,
+            throttled: 2,
+            failing: 1,
+            ..group("cuda:1", 0, 3, &["d"])
+        };
+        let devices = vec![group("cuda:0", 85_520_809_984, 4, &["a", "b"]), group("cpu", 0, 1, &["c"]), hot];
+        let job = JobStatus { devices, ..succeeded() };
+        for line in [
+            "device     cuda:0 with 79.6 GiB, class 3fa94c: a, b and 2 more",
+            "device     cpu, class 3fa94c: c\n",
+            "device     cuda:1, class 3fa94c: d and 2 more; 87 % busy, 1.0 GiB used, 2 throttled, 1 FAILING",
+        ] {
+            assert!(status(&job).contains(line), "{}", status(&job));
+        }
+        let all = &json(&job)["devices"];
+        assert_eq!(
+            (&all[0]["memory_bytes"], &all[0]["count"]),
+            (&value_of!(85_520_809_984_u64), &value_of!(4))
+        );
+        assert_eq!(
+            (&all[1]["memory_bytes"], &all[1]["numerics_class"]),
+            (&value_of!(null), &value_of!("3fa94c"))
+        );
+        assert_eq!((&all[1]["busy_percent"], &all[1]["throttled"]), (&value_of!(null), &value_of!(0)));
+        assert_eq!((&all[2]["busy_percent"], &all[2]["failing"]), (&value_of!(87), &value_of!(1)));
+        assert_eq!(json(&succeeded())["devices"], value_of!([]));
     }
 
     #[test]

@@ -43,6 +43,9 @@ const SKEW: Duration = Duration::from_secs(3600);
 /// Names of a server on its own machine.
 const HERE: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
+/// End of a role in `--user` whose token may send scripts.
+const WITH_SCRIPTS: &str = "+scripts";
+
 /// Processes that listen, so that their certificates name hosts.
 const SERVERS: [&str; 2] = ["master", "ps"];
 
@@ -61,19 +64,21 @@ pub(crate) fn run(verb: args::Certs, app: &App) -> Result<()> {
 
 fn init(args: &args::CertsInit, app: &App) -> Result<()> {
     let mut holders = vec![
-        ("master".to_owned(), TokenRole::Master),
-        ("ps".to_owned(), TokenRole::Ps),
-        ("worker".to_owned(), TokenRole::Worker),
+        ("master".to_owned(), TokenRole::Master, false),
+        ("ps".to_owned(), TokenRole::Ps, false),
+        ("worker".to_owned(), TokenRole::Worker, false),
     ];
     let default = ["user=operate".to_owned()];
     let users = if args.users.is_empty() { &default[..] } else { &args.users };
     for user in users {
         let (name, role) = user.split_once('=').unwrap_or((user, TokenRole::Operate.name()));
+        let (role, scripts) = role.strip_suffix(WITH_SCRIPTS).map_or((role, false), |role| (role, true));
         let role: TokenRole = role.parse().map_err(|error: String| anyhow!("--user {user}: {error}"))?;
-        if holders.iter().any(|(other, _)| other == name) || name == "ca" || name == "tokens" {
+        check_scripts(role, scripts).with_context(|| format!("--user {user}"))?;
+        if holders.iter().any(|(other, ..)| other == name) || name == "ca" || name == "tokens" {
             bail!("--user {user}: `{name}` is taken; give another name");
         }
-        holders.push((name.to_owned(), role));
+        holders.push((name.to_owned(), role, scripts));
     }
     let now = now();
     let key = KeyPair::generate().context("make the authority's key")?;
@@ -81,10 +86,10 @@ fn init(args: &args::CertsInit, app: &App) -> Result<()> {
     let mut files = vec![("ca.pem".to_owned(), ca.pem()), (AUTHORITY_KEY.to_owned(), key.serialize_pem())];
     let issuer = Issuer::new(authority(now), key);
     let mut list = String::new();
-    for (name, role) in &holders {
+    for (name, role, scripts) in &holders {
         files.extend(certificate(&issuer, name, &args.hosts, now, args.days)?);
         let token = written(random()?);
-        list.push_str(&entry(name, *role, &token, None, None));
+        list.push_str(&entry(name, *role, &token, None, None, *scripts));
         list.push('\n');
         files.push((format!("{name}.token"), format!("{token}\n")));
     }
@@ -92,7 +97,7 @@ fn init(args: &args::CertsInit, app: &App) -> Result<()> {
     let count = files.len();
     make(&args.dir, files, args.group_reads)?;
     let dir = args.dir.display();
-    let names: Vec<_> = holders.iter().map(|(name, role)| format!("{name} ({role})")).collect();
+    let names: Vec<_> = holders.iter().map(|(name, role, _)| format!("{name} ({role})")).collect();
     app.screen.print(&format!(
         "{dir}: {count} files for {}\n\
          give each process its own three and nobody ca.key:\n\
@@ -115,11 +120,13 @@ fn issue(args: &args::CertsIssue, app: &App) -> Result<()> {
 
 fn token(args: &args::CertsToken, app: &App) -> Result<()> {
     check_name(&args.name)?;
+    check_scripts(args.role, args.scripts).context("--scripts")?;
     let token = written(random()?);
     let name = args.file.file_name().with_context(|| format!("--file {}: no file", args.file.display()))?;
     let folder = args.file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     make(folder, vec![(name.to_string_lossy().into_owned(), format!("{token}\n"))], false)?;
-    app.screen.print(&entry(&args.name, args.role, &token, args.jobs_max, args.artifact_bytes_max))
+    let args::CertsToken { name, role, jobs_max, artifact_bytes_max, scripts, .. } = args;
+    app.screen.print(&entry(name, *role, &token, *jobs_max, *artifact_bytes_max, *scripts))
 }
 
 /// Returns the certificate of an authority, without its key.
@@ -178,6 +185,13 @@ fn valid(params: &mut CertificateParams, now: Duration, days: u32) {
     let epoch = rcgen::date_time_ymd(1970, 1, 1);
     params.not_before = epoch + now.saturating_sub(SKEW);
     params.not_after = epoch + now + Duration::from_secs(u64::from(days) * 86_400);
+}
+
+fn check_scripts(role: TokenRole, scripts: bool) -> Result<()> {
+    if scripts && !role.may_send_scripts() {
+        bail!("tokens of the roles submit and operate may send scripts, and none of the role {role}");
+    }
+    Ok(())
 }
 
 fn check_name(name: &str) -> Result<()> {
@@ -242,7 +256,7 @@ mod tests {
     use crate::fake::app;
 
     fn init_args(dir: &Path) -> args::CertsInit {
-        let users = vec!["anna=submit".to_owned(), "otto".to_owned()];
+        let users = vec!["anna=submit+scripts".to_owned(), "otto".to_owned()];
         args::CertsInit {
             dir: dir.to_owned(),
             hosts: vec!["10.0.0.1".to_owned()],
@@ -280,10 +294,12 @@ mod tests {
         let tokens = Tokens::parse(&fs::read_to_string(dir.join("tokens.toml")).unwrap()).unwrap();
         let role = |name: &str| {
             let token = fs::read_to_string(dir.join(format!("{name}.token"))).unwrap();
-            tokens.find(token.trim().as_bytes()).map(|token| token.role)
+            tokens.find(token.trim().as_bytes()).map(|token| (token.role, token.scripts))
         };
-        assert_eq!((role("anna"), role("otto")), (Some(TokenRole::Submit), Some(TokenRole::Operate)));
-        assert_eq!((role("worker"), role("master")), (Some(TokenRole::Worker), Some(TokenRole::Master)));
+        assert_eq!(role("anna"), Some((TokenRole::Submit, true)));
+        assert_eq!(role("otto"), Some((TokenRole::Operate, false)));
+        assert_eq!(role("worker"), Some((TokenRole::Worker, false)));
+        assert_eq!(role("master"), Some((TokenRole::Master, false)));
     }
 
     #[test]
@@ -334,20 +350,30 @@ mod tests {
             file: file.clone(),
             jobs_max: Some(2),
             artifact_bytes_max: None,
+            scripts: true,
         };
         token(&args, &app).unwrap();
         let found = Tokens::parse(&app.facts()).unwrap();
         let found = found.find(fs::read_to_string(&file).unwrap().trim().as_bytes()).unwrap();
         assert_eq!((found.name.as_str(), found.role, found.jobs_max), ("anna", TokenRole::Submit, Some(2)));
-        assert!(token(&args, &app).is_err());
+        assert!(found.scripts && token(&args, &app).is_err());
+        let worker = args::CertsToken { role: TokenRole::Worker, file: root.path().join("new"), ..args };
+        let error = format!("{:#}", token(&worker, &app).unwrap_err());
+        assert!(
+            error.starts_with("--scripts: tokens of the roles submit") && !worker.file.exists(),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_user_who_cannot_be_is_refused() {
         let (root, app) = (tempfile::tempdir().unwrap(), app(&Network::new()));
-        for (user, expected) in
-            [("worker", "is taken"), ("a=root", "no role `root`"), ("a/b=read", "no name")]
-        {
+        for (user, expected) in [
+            ("worker", "is taken"),
+            ("a=root", "no role `root`"),
+            ("a/b=read", "no name"),
+            ("a=read+scripts", "may send scripts"),
+        ] {
             let args = args::CertsInit { users: vec![user.to_owned()], ..init_args(root.path()) };
             let error = format!("{:#}", init(&args, &app).unwrap_err());
             assert!(error.contains(expected), "{error}");

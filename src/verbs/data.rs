@@ -90,6 +90,7 @@ async fn bench(args: args::DataBench, app: &App) -> Result<()> {
     let options = worker::Options::default();
     let threads = args.data_threads.map_or(options.data_threads, |threads| threads as usize);
     let time = Duration::from_secs(args.seconds);
+    data::limit_memory(args.data_memory.unwrap_or_else(data::default_memory));
     let measure = move || data::measure(&spec, args.data_root.as_deref(), threads, time);
     let found = tokio::task::spawn_blocking(measure).await.context("the reader panicked")??;
     let steps: Vec<_> = found.steps.iter().map(|(name, time)| (name, time.as_secs_f64())).collect();

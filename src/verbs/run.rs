@@ -4,10 +4,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 use client::results::{Folder, Written};
 use client::{Client, Event, JobStatus, Local, Submission};
+use model::device::{spread, workers as workers_on};
 use tokio_util::sync::CancellationToken;
+use worker::device::{self, Chosen};
 
 use crate::app::App;
 use crate::args;
@@ -34,7 +36,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     if script::is_script(&args.job) {
         return script::run(args, app).await;
     }
-    script::refuse_for_job(&args.script)?;
+    script::refuse_for_job(&args.script, &args.launch)?;
     let mut submission = Submission::read(&args.job, &args.overrides)?;
     submission.start = args.resume.start();
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
@@ -50,7 +52,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
 /// Runs a job in this process to its end, and shows its result. Its files go to `out`.
 ///
 /// # Errors
-/// The network is unknown, data files cannot be read, or the job cannot start.
+/// The network is unknown, data files cannot be read, a device is not there, or the job cannot
+/// start.
 pub(super) async fn here(
     mut submission: Submission,
     workers: Option<u32>,
@@ -63,11 +66,18 @@ pub(super) async fn here(
     submission.check_here(&app.registry, compute.data_root.as_deref())?;
     submission.fit_fleet(workers, ps);
     let fleet = submission.spec.fleet;
+    let choice = compute.device.for_job(fleet.device)?;
+    // It may load libtorch.
+    let chosen = tokio::task::spawn_blocking(move || device::chosen(&choice));
+    let Chosen { devices, fallback } = chosen.await.context("look for devices")??;
+    if let Some(reason) = fallback {
+        app.screen.line(&format!("computing on the CPU: {reason}"));
+    }
+    let count = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let options = client::Options {
-        workers: workers.unwrap_or(fleet.workers.min),
+        devices: spread(&devices, count),
         ps: fleet.ps,
         threads: compute.threads as usize,
-        device: compute.device,
         data_root: compute.data_root,
         program: String::new(),
     };

@@ -1,7 +1,10 @@
 //! `ebb run SCRIPT.py`: a training loop in Python, in processes of this host. The master and the ps
-//! are in this process.
+//! are in this process. [`submit`] sends a script to a cluster instead, and [`launch`] starts a
+//! cluster for it on machines of a platform.
 
 mod fleet;
+mod launch;
+pub(super) mod submit;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -13,14 +16,16 @@ use client::results::{Folder, Written};
 use client::{Client, JobStatus};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
-use model::device::Choice;
+use model::device::{Choice, Device, spread};
 use tokio_util::sync::CancellationToken;
 
 use self::fleet::Fleet;
 use super::run::{PATIENCE, RESULTS};
 use crate::app::App;
+use crate::launch::devices;
 use crate::launch::restarts::{Left, Stage};
 use crate::launch::slot::{Gone, Script, Slot};
+use crate::launch::variables::usual;
 use crate::terminal::follow::Follow;
 use crate::terminal::progress::Progress;
 use crate::terminal::report::duration;
@@ -35,10 +40,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// End of the name of a job that only elects which process calls callbacks (ADR 34).
 const ELECTION: &str = ".callbacks";
 
-/// Variables with the number of threads of libraries below PyTorch and NumPy. More threads than one
-/// in each process would compete for the processors.
-const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
-
 /// Returns whether this is a script and no job file.
 pub(super) fn is_script(job: &Path) -> bool {
     job.extension().is_some_and(|ending| ending == "py")
@@ -48,9 +49,10 @@ pub(super) fn is_script(job: &Path) -> bool {
 ///
 /// # Errors
 /// It names the first such argument.
-pub(super) fn refuse_for_job(script: &args::Script) -> Result<()> {
+pub(super) fn refuse_for_job(script: &args::Script, launch: &args::Launch) -> Result<()> {
     let args::Script { python, variables, arguments } = script;
     let given = [
+        ("--on", launch.on.is_some()),
         ("--python", python.is_some()),
         ("--env", !variables.is_empty()),
         ("arguments after `--`", !arguments.is_empty()),
@@ -68,7 +70,6 @@ fn refuse_for_script(args: &args::Run) -> Result<()> {
     let given = [
         ("--set", !args.overrides.is_empty(), in_join),
         ("--threads", compute.threads != 1, in_join),
-        ("--device", compute.device != Choice::Auto, "the script chooses its device"),
         ("--data-root", compute.data_root.is_some(), "the script opens its data"),
         ("--resume", resume.resume, "jobs of a script have no checkpoints"),
         ("--resume-anyway", resume.resume_anyway, "jobs of a script have no checkpoints"),
@@ -80,11 +81,40 @@ fn refuse_for_script(args: &args::Run) -> Result<()> {
     }
 }
 
+/// Returns the device of each process; `None`: it sees what this process sees. `found` looks for
+/// devices.
+///
 /// # Errors
-/// An argument is not for scripts, the folder cannot be written, the interpreter is not there, the
-/// script never joins, or no process of it is left before its job ends.
+/// A device is not there, or the user has set the variable that shows devices.
+fn processes(
+    args: &args::Run,
+    found: impl FnOnce(&Choice) -> worker::Result<Vec<Device>>,
+) -> Result<Vec<Option<Device>>> {
+    let choice = &args.compute.device;
+    let is_set = args.script.variables.iter().any(|(name, _)| name == devices::VISIBLE);
+    if is_set && *choice != Choice::Auto {
+        bail!("--env {}: --device sets it for each process; leave one of both out", devices::VISIBLE);
+    }
+    let devices = if is_set { Vec::new() } else { found(choice)? };
+    let each = match choice {
+        Choice::Auto => 1,
+        _ => u32::try_from(devices.len()).unwrap_or(u32::MAX),
+    };
+    let count = args.workers.unwrap_or(each);
+    let mut placed: Vec<_> = spread(&devices, count).into_iter().map(Some).collect();
+    placed.resize(count as usize, None);
+    Ok(placed)
+}
+
+/// # Errors
+/// An argument is not for scripts, a device or the interpreter is not there, the folder cannot be
+/// written, the script never joins, or no process of it is left before its job ends.
 pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     refuse_for_script(&args)?;
+    if let Some(on) = args.launch.on {
+        return launch::become_launcher(&args, on, app);
+    }
+    let placed = processes(&args, worker::device::for_scripts)?;
     let job = &args.job;
     std::fs::File::open(job).with_context(|| format!("script {} cannot be read", job.display()))?;
     let name = job.file_stem().unwrap_or(job.as_os_str());
@@ -92,7 +122,12 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let out = app.out(&folder, false)?;
     let logs = folder.join("logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("--out: cannot make {}", logs.display()))?;
-    let slots = (0..args.workers.unwrap_or(1)).map(|index| Slot::new(index, &logs, app.screen.clone()));
+    let visible = config::visible_devices();
+    let slot = |(index, device): (usize, Option<Device>)| -> Result<Slot> {
+        let slot = Slot::new(format!("worker-{index}"), &logs, app.screen.clone())?;
+        Ok(slot.with(devices::variables(device, visible.as_deref())))
+    };
+    let slots = placed.into_iter().enumerate().map(slot);
     let slots = slots.collect::<Result<Vec<_>>>()?;
 
     let mut fleet = Fleet::start(args.ps.unwrap_or(1), app).await?;
@@ -156,13 +191,8 @@ fn problem(gone: &[Gone], ended: usize, deserted: Option<&str>) -> Option<String
 
 /// Returns how the processes are started that reach the master at `url`.
 fn script(args: &args::Run, url: &str, app: &App) -> Script {
-    let mut variables = vec![
-        ("EBBFLOW_MASTER".to_owned(), url.to_owned()),
-        // Lines appear when the script prints them.
-        ("PYTHONUNBUFFERED".to_owned(), "1".to_owned()),
-    ];
-    let threads = THREADS.into_iter().filter(|name| !config::is_set(name));
-    variables.extend(threads.map(|name| (name.to_owned(), "1".to_owned())));
+    let mut variables = usual(config::is_set);
+    variables.push(("EBBFLOW_MASTER".to_owned(), url.to_owned()));
     // The user's own come last and win.
     variables.extend(args.script.variables.iter().cloned());
     Script {
@@ -170,9 +200,12 @@ fn script(args: &args::Run, url: &str, app: &App) -> Script {
         arguments: std::iter::once(args.job.clone().into_os_string())
             .chain(args.script.arguments.iter().cloned())
             .collect::<Vec<OsString>>(),
+        folder: None,
         variables,
         // Keys and URLs of another cluster.
         hidden: app.environment.own_variables().map(str::to_owned).collect(),
+        user: None,
+        orphans: None,
         grace: GRACE,
     }
 }
@@ -351,7 +384,6 @@ mod tests {
         for (flag, instead) in [
             ("--set a=1", "ebbflow.join"),
             ("--threads 2", "ebbflow.join"),
-            ("--device cpu", "device"),
             ("--data-root /d", "data"),
             ("--resume", "checkpoints"),
             ("--resume-anyway", "checkpoints"),
@@ -361,7 +393,26 @@ mod tests {
             let name = flag.split(' ').next().unwrap();
             assert!(said.starts_with(&format!("{name}: not for")) && said.contains(instead), "{said}");
         }
-        refuse_for_script(&args("a.py --workers 3 --ps 2 --out o --json --env A=1 -- --set 1")).unwrap();
+        refuse_for_script(&args("a.py --workers 3 --device all --ps 2 --out o --json --env A=1 -- --set 1"))
+            .unwrap();
+    }
+
+    #[test]
+    fn processes_take_turns_on_the_devices() {
+        let [a, b] = [Device::Cuda(0), Device::Cuda(2)];
+        let placed = |line: &str, devices: &[Device]| {
+            processes(&args(line), |_| Ok(devices.to_vec())).map_err(|error| error.to_string())
+        };
+        assert_eq!(placed("a.py --workers 3", &[a, b]).unwrap(), [Some(a), Some(b), Some(a)]);
+        assert_eq!(placed("a.py --device all", &[a, b]).unwrap(), [Some(a), Some(b)]);
+        assert_eq!(placed("a.py --device cuda:2", &[b]).unwrap(), [Some(b)]);
+        assert_eq!(placed("a.py", &[a, b]).unwrap(), [Some(a)], "one process unless the user says more");
+        assert_eq!(placed("a.py --workers 2", &[]).unwrap(), [None, None]);
+        assert_eq!(placed("a.py --device cpu", &[Device::Cpu]).unwrap(), [Some(Device::Cpu)]);
+        // The user's own choice counts, for all processes.
+        assert_eq!(placed("a.py --env CUDA_VISIBLE_DEVICES=1", &[a, b]).unwrap(), [None]);
+        let said = placed("a.py --device all --env CUDA_VISIBLE_DEVICES=1", &[a, b]).unwrap_err();
+        assert!(said.contains("--device") && said.contains("CUDA_VISIBLE_DEVICES"), "{said}");
     }
 
     #[test]
@@ -371,10 +422,10 @@ mod tests {
             ("a.toml --env A=1", "--env"),
             ("a.toml -- x", "arguments after `--`"),
         ] {
-            let said = refuse_for_job(&args(line).script).unwrap_err().to_string();
+            let said = refuse_for_job(&args(line).script, &args(line).launch).unwrap_err().to_string();
             assert!(said.starts_with(name) && said.contains(".py"), "{said}");
         }
-        refuse_for_job(&args("a.toml").script).unwrap();
+        refuse_for_job(&args("a.toml").script, &args("a.toml").launch).unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use client::results::Folder;
 use client::{Client, Submission};
+use proto::pb::SubmitReply;
 use serde_json::json;
 
 use crate::app::App;
@@ -14,12 +15,30 @@ use crate::terminal::progress::Progress;
 /// The job file is wrong, the folder cannot be written, or the master does not answer or refuses
 /// the job.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
+    if super::script::is_script(&args.file.job) {
+        return super::script::submit::run(args, app).await;
+    }
+    super::script::submit::refuse_for_job(&args)?;
     let mut submission = Submission::read(&args.file.job, &args.file.overrides)?;
     submission.start = args.resume.start();
     submission.ready_for_master(&app.environment.stores).await?;
     let out = super::results(args.out.as_deref(), &args.upload, args.resume.is_asked(), app).await?;
     let client = app.client(&args.reach)?;
     let reply = client.submit(submission).await?;
+    on_its_way(client, &reply, out, args, app).await
+}
+
+/// Says that a job was submitted, and follows it if the user wants that.
+///
+/// # Errors
+/// Those of [`to_its_end`].
+pub(super) async fn on_its_way(
+    client: Client,
+    reply: &SubmitReply,
+    out: Option<Folder>,
+    args: args::Submit,
+    app: &App,
+) -> Result<bool> {
     if !args.follow {
         app.screen.print(&if args.json {
             json!({ "job": reply.name, "id": reply.job }).to_string()
@@ -46,6 +65,8 @@ pub(super) async fn to_its_end(
     app: &App,
 ) -> Result<bool> {
     let dir = out.as_ref().map_or_else(|| "DIR".to_owned(), |out| out.dir().display().to_string());
+    let upload = out.as_ref().and_then(Folder::copy).map(|url| format!(" --upload {url}"));
+    let upload = upload.unwrap_or_default();
     let mut progress = Progress::new(app.screen.clone());
     let mut follow = Follow::new(client, job, out, app.screen.clone(), |event| progress.event(event))?;
     match follow.run(app.stop.token()).await? {
@@ -55,7 +76,7 @@ pub(super) async fn to_its_end(
             let [watch, cancel, fetch] =
                 ["watch", "cancel", "fetch"].map(|verb| app.command(verb, job, reach));
             app.screen.line(&format!(
-                "{job} goes on without you; see it again: {watch}; stop it: {cancel}; its results once it ended: {fetch} --out {dir}"
+                "{job} goes on without you; see it again: {watch}; stop it: {cancel}; its results once it ended: {fetch} --out {dir}{upload}"
             ));
             Ok(false)
         }
@@ -81,6 +102,11 @@ mod tests {
         let reach = reach(Duration::from_secs(120));
         args::Submit {
             file: job_args(dir),
+            workers: None,
+            name: None,
+            variables: Vec::new(),
+            secrets: Vec::new(),
+            arguments: Vec::new(),
             reach,
             resume: args::GoOn::default(),
             follow: out.is_some(),
@@ -140,9 +166,11 @@ mod tests {
         };
         let mut args = args(dir.path(), Some(out.clone()));
         args.reach.master.url = Some("http://127.0.0.1:9".to_owned());
+        args.upload.url = Some(dir.path().join("copy").display().to_string());
         let (success, ()) = tokio::join!(run(args, &app), interrupt);
         assert!(!success.unwrap());
-        for part in ["watch line-3 --master http://127.0.0.1:9", "cancel line-3", "fetch line-3"] {
+        let copy = format!("--upload {}/copy", dir.path().display());
+        for part in ["watch line-3 --master http://127.0.0.1:9", "cancel line-3", "fetch line-3", &copy] {
             assert!(app.said().contains(part), "{part} missing in {}", app.said());
         }
         assert!(fake.script().cancelled.is_empty());

@@ -58,10 +58,13 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         proto::spec::parse(text, Path::new("job.toml"), &[]).ok()
     });
     let specs: Vec<JobSpec> = specs.collect();
-    let token = |name, role, number| entry(name, role, &written([number; 32]), Some(3), None);
+    let token = |name, role, number| {
+        entry(name, role, &written([number; 32]), Some(3), None, role == TokenRole::Submit)
+    };
     let tokens = token("ann", TokenRole::Submit, 7) + &token("workers", TokenRole::Worker, 8);
     BTreeMap::from([
         ("arrow", arrow),
+        ("bundle", vec![bundle()]),
         ("chunks", vec![chunks()]),
         ("csv", csv.clone()),
         ("csv_without_header", csv),
@@ -97,6 +100,13 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         ("tokens", (0..8).map(|cut| [&[cut * 35][..], &[1; 200]].concat()).collect()),
         ("webp", images("webp")),
     ])
+}
+
+/// Returns a bundle of some files.
+fn bundle() -> Vec<u8> {
+    let file = |path, executable, content| proto::bundle::File { path, executable, content };
+    let files = vec![file("a/b", false, &b"12"[..]), file("run", true, b"#!"), file("train.py", false, b"")];
+    proto::bundle::encode(files).expect("good paths")
 }
 
 /// Converts tables of several kinds into a format, as far as it holds them, and returns the files.
@@ -229,6 +239,7 @@ fn evaluated() -> Vec<u8> {
         loss: 2.5,
         classes: vec![1],
         outputs: vec![0.5; 3],
+        preview: Some(pb::Preview { png: b"\x89PNG".to_vec().into(), text: "a text".to_owned() }),
         ..Default::default()
     };
     let worst = vec![record(7), record(3)];
@@ -254,6 +265,7 @@ fn open(spec: &JobSpec) -> Vec<u8> {
         restore,
         homes: vec!["http://127.0.0.1:7000".to_owned()],
         placement: 1,
+        script: 0,
     };
     request.encode_to_vec()
 }

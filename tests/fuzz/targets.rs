@@ -1,7 +1,7 @@
 //! All decoders of bytes from outside. `fuzz/` gives them to libFuzzer, and the tests beside this
 //! file to a generator of their own.
 
-use std::path::Path;
+use std::path::{Component, Path};
 
 use bytes::Bytes;
 use net::security::tokens::Tokens;
@@ -21,7 +21,8 @@ pub(crate) type Target = (&'static str, data::fuzz::Target);
 const LONG: u64 = 1 << 40;
 
 /// Decoders that are not of data files.
-const OTHERS: [Target; 15] = [
+const OTHERS: [Target; 16] = [
+    ("bundle", bundle),
     ("chunks", |bytes| net::bulk::messages::<pb::Chunks>(Bytes::copy_from_slice(bytes)).is_ok()),
     ("evaluated", messages::evaluated),
     ("job_file", job_file),
@@ -42,6 +43,15 @@ const OTHERS: [Target; 15] = [
 /// Returns all decoders.
 pub(crate) fn all() -> Vec<Target> {
     data::fuzz::TARGETS.into_iter().chain(OTHERS).collect()
+}
+
+/// Decodes a bundle. What is read is written as the same bytes, and stays below its folder.
+fn bundle(bytes: &[u8]) -> bool {
+    let Ok(files) = proto::bundle::decode(bytes) else { return false };
+    let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
+    assert!(files.iter().all(|file| Path::new(file.path).components().all(plain)));
+    assert_eq!(proto::bundle::encode(files).as_deref(), Ok(bytes));
+    true
 }
 
 fn job_file(bytes: &[u8]) -> bool {

@@ -7,7 +7,8 @@
 //! `builtin = "paced", options = { of = "mlp", millis = 20, trace = "DIR", hidden = [16] }` passes
 //! other options to the network `of`. The trace of a worker is `DIR/PID` with one line for each
 //! microbatch, `BEGIN END KEY`: microseconds since 1970 and the microbatch's key. A worker with
-//! `PACED_FACTOR=10` in its environment takes 10 times as long.
+//! `PACED_FACTOR=10` in its environment takes 10 times as long. A worker with
+//! `PACED_FAULT=TEXT` fails with this text of its engine, from its fifth gradient on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +26,13 @@ struct Paced {
     inner: Box<dyn Model>,
     takes: Duration,
     trace: Option<File>,
+    /// What the engine says in the end.
+    fault: Option<String>,
+    computed: u32,
 }
+
+/// Gradients that a worker computes before its engine fails.
+const BEFORE_FAULT: u32 = 4;
 
 #[derive(Deserialize)]
 struct Options {
@@ -52,13 +59,19 @@ pub(crate) fn with_paced(registry: Registry) -> Registry {
         // Created before the network is built: an empty trace shows that the worker opens the job.
         let trace = options.trace.map(trace);
         let inner = known.build(&ebbflow::model::Context { spec: Arc::new(spec), ..context.clone() })?;
-        Ok(Box::new(Paced { inner, takes: Duration::from_millis(options.millis) * factor(), trace }))
+        let takes = Duration::from_millis(options.millis) * factor();
+        Ok(Box::new(Paced { inner, takes, trace, fault: fault(), computed: 0 }))
     })
 }
 
 #[expect(clippy::disallowed_methods, reason = "one worker of several is told to be slow")]
 fn factor() -> u32 {
     std::env::var("PACED_FACTOR").ok().and_then(|factor| factor.parse().ok()).unwrap_or(1)
+}
+
+#[expect(clippy::disallowed_methods, reason = "one worker of several is told to fail")]
+fn fault() -> Option<String> {
+    std::env::var("PACED_FAULT").ok()
 }
 
 #[expect(clippy::disallowed_methods, reason = "traces of several processes share the wall clock")]
@@ -82,6 +95,11 @@ impl Model for Paced {
     #[expect(clippy::disallowed_methods, reason = "the compute time is slept away")]
     fn gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
         let begin = now();
+        // Key 0 is the trial of the worker that describes the model.
+        self.computed += u32::from(key != 0);
+        if let Some(reason) = self.fault.clone().filter(|_| self.computed > BEFORE_FAULT) {
+            return Err(ebbflow::Error::Engine { what: "gradients".to_owned(), reason });
+        }
         let gradients = self.inner.gradients(batch, key)?;
         std::thread::sleep((begin + self.takes).saturating_sub(now()));
         if let Some(trace) = &mut self.trace {

@@ -20,6 +20,8 @@ const LOOK: Duration = Duration::from_millis(20);
 const SIGNED: &str = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=0";
 
+const DENIED: &str =
+    "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>";
 const BUSY: &str = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 
 /// The server, with one bucket.
@@ -95,6 +97,8 @@ pub enum Fault {
     Nothing,
     /// Every request is answered with 503.
     Busy,
+    /// Every request is answered with 403.
+    Denied,
     /// Requests are forwarded, and the connection is dropped instead of forwarding an answer.
     Drops,
     /// Connections are closed at once.
@@ -197,13 +201,15 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     if faults.are(Fault::Away) {
         return Ok(());
     }
-    if faults.are(Fault::Busy) {
-        read_request(&mut client)?;
-        let answer = format!(
-            "HTTP/1.1 503 Slow Down\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{BUSY}",
-            BUSY.len()
-        );
-        return client.write_all(answer.as_bytes());
+    for (fault, status, body) in
+        [(Fault::Busy, "503 Slow Down", BUSY), (Fault::Denied, "403 Forbidden", DENIED)]
+    {
+        if faults.are(fault) {
+            read_request(&mut client)?;
+            let length = body.len();
+            let head = format!("HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+            return client.write_all(format!("{head}{body}").as_bytes());
+        }
     }
     let server = TcpStream::connect(server)?;
     let (answers, back, watched) = (server.try_clone()?, client.try_clone()?, faults.clone());

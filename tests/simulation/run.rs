@@ -251,9 +251,9 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     for id in 0..numbers.microbatches() {
         let microbatch = numbers.microbatch(MicrobatchId(id));
         let order = job.order(&data.shards(), microbatch.epoch);
-        let positions = microbatch.positions.0..microbatch.positions.1;
-        let good: Vec<_> = positions
-            .map(|position| in_files.in_files(order.record(position)))
+        let records = order.records(microbatch.positions.0..microbatch.positions.1).into_iter();
+        let good: Vec<_> = records
+            .map(|record| in_files.in_files(record))
             .filter(|record| !plan.bad.contains(record))
             .collect();
         *of_steps.entry(microbatch.step).or_default() += good.len();

@@ -39,7 +39,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             let id = MicrobatchId(plan.first_of(step).get() + u64::from(index));
             let microbatch = plan.microbatch(id);
             let order = spec.order(&data.shards(), microbatch.epoch);
-            let records = (microbatch.positions.0..microbatch.positions.1).map(|at| order.record(at));
+            let records = order.records(microbatch.positions.0..microbatch.positions.1);
             let (batch, _): (Batch, _) =
                 data.read(microbatch.epoch, records, &BTreeSet::new()).expect("records");
             samples.set(samples.get() + batch.samples);

@@ -57,7 +57,9 @@ fn compose_files_are_valid_alone_and_with_their_overlays() {
         command.args(["config", "--quiet"]);
         Some(command)
     };
-    for overlays in [&[][..], &["keys"], &["observability"], &["s3"], &["keys", "observability", "s3"]] {
+    let alone = [&[][..], &["keys"], &["observability"], &["s3"], &["gpu"]];
+    let together = [&["keys", "observability", "s3"][..], &["keys", "observability", "gpu"]];
+    for overlays in alone.into_iter().chain(together) {
         let Some(mut command) = config(overlays) else {
             let what = "neither docker-compose nor `docker compose`; NOT checked: deploy/compose*.yaml";
             return skipped(Lacks::Package, what);
@@ -85,10 +87,19 @@ fn alarms_are_rules_of_prometheus_on_numbers_that_the_roles_have() {
             "docs/operating.md does not say what {alarm} means"
         );
     }
-    let sources =
-        ["master/src/metrics.rs", "ps/src/metrics.rs", "worker/src/metrics.rs", "src/telemetry/metrics.rs"];
+    let sources = [
+        "master/src/metrics.rs",
+        "ps/src/metrics.rs",
+        "worker/src/metrics.rs",
+        "src/telemetry/metrics.rs",
+        "src/telemetry/devices.rs",
+    ];
     let sources = sources.map(|source| fs::read_to_string(root().join(source)).unwrap()).concat();
-    let words = alerts.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
+    let dashboard = root().join("deploy/observability/grafana/dashboards/ebbflow.json");
+    let dashboard = fs::read_to_string(dashboard).unwrap();
+    serde_json::from_str::<serde_json::Value>(&dashboard).unwrap();
+    let both = [alerts.as_str(), &dashboard].concat();
+    let words = both.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
     let names: BTreeSet<_> = words.filter(|word| word.starts_with("ebb_")).collect();
     assert!(names.len() >= 8, "only {names:?}: the search is broken");
     for name in names {
@@ -138,7 +149,9 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
         let what = format!("kubectl 1.{minor} knows no components; NOT checked: {what}");
         return skipped(Lacks::Machine, &what);
     }
-    for name in ["base", "overlays/dev", "overlays/gpu", "overlays/ha", "overlays/monitored"] {
+    for name in
+        ["base", "overlays/dev", "overlays/gpu", "overlays/gpu-ps", "overlays/ha", "overlays/monitored"]
+    {
         let place = root().join("deploy/kubernetes").join(name);
         let rendered = Command::new("kubectl").arg("kustomize").arg(&place).output().unwrap();
         assert!(rendered.status.success(), "{name}: {}", text(&rendered));
@@ -159,9 +172,14 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
             assert!(!output.status.success(), "{name}: `{wrong}` was accepted");
         }
         let expected: &[&str] = match name {
-            "overlays/gpu" => {
-                &["nvidia.com/gpu: 1", "kind: HorizontalPodAutoscaler", "image: ebbflow-worker-cuda:latest"]
-            }
+            "overlays/gpu" => &[
+                "nvidia.com/gpu: 1",
+                "kind: HorizontalPodAutoscaler",
+                "name: ebb_master_workers_wanted",
+                "image: ebbflow-worker-cuda:latest",
+                "- 0.0.0.0:9464",
+            ],
+            "overlays/gpu-ps" => &["nvidia.com/gpu: 1", "- cuda:0", "value: /tmp"],
             "overlays/ha" => &["- --etcd", "serviceName: masters", "- ReadWriteMany"],
             "overlays/monitored" => {
                 &["kind: PodMonitor", "kind: PrometheusRule", "- 0.0.0.0:9464", "name: metrics"]
@@ -179,6 +197,21 @@ fn kustomize_output_fits_the_schemas_of_kubernetes() {
     }
 }
 
+/// The number by which an autoscaler sees how much work waits.
+const WAITING_WORK: &str = "ebb_master_workers_wanted";
+
+#[test]
+fn the_autoscaler_of_gpus_looks_at_a_number_that_the_master_has() {
+    let metrics = fs::read_to_string(root().join("master/src/metrics.rs")).unwrap();
+    assert!(metrics.contains(&format!("\"{WAITING_WORK}\"")));
+    let folder = root().join("deploy/kubernetes/components/autoscaling-work");
+    let autoscaler = fs::read_to_string(folder.join("autoscaler.yaml")).unwrap();
+    assert!(autoscaler.contains(&format!("name: {WAITING_WORK} ")) && !autoscaler.contains("Resource"));
+    // The two ways to give it to the autoscaler.
+    let ways = fs::read_to_string(folder.join("kustomization.yaml")).unwrap();
+    assert_eq!(ways.matches(&format!("max({WAITING_WORK})")).count(), 2);
+}
+
 #[test]
 fn units_are_valid() {
     let folder = tempfile::tempdir().unwrap();
@@ -192,6 +225,12 @@ fn units_are_valid() {
         units.push(copy);
     }
     assert_eq!(units.len(), 3);
+    // What is added for a GPU, at the end of the unit.
+    let plain = units.iter().find(|unit| unit.ends_with("ebb-ps.service")).unwrap();
+    let gpu = fs::read_to_string(root().join("deploy/systemd/ebb-ps-gpu.conf")).unwrap();
+    let on_gpu = folder.path().join("ebb-ps-gpu.service");
+    fs::write(&on_gpu, fs::read_to_string(plain).unwrap() + &gpu).unwrap();
+    units.push(on_gpu);
     let mut command = Command::new("systemd-analyze");
     command.args(["verify", "--man=no", "--recursive-errors=no"]).args(&units);
     let Some(output) = tool(&mut command, "deploy/systemd") else { return };

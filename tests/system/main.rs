@@ -6,6 +6,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod bad_data;
 mod bad_input;
 mod bad_records;
 mod chaos;
@@ -18,8 +19,10 @@ mod crashes;
 mod custom_model;
 mod data_files;
 mod deploy;
+mod device_loss;
 mod evaluations;
 mod full_journal;
+mod hostile_scripts;
 mod hosts;
 mod images;
 mod known_files;
@@ -40,6 +43,7 @@ mod same_bits;
 mod scale;
 mod scratch;
 mod scripted;
+mod scripts;
 mod security;
 mod shared_memory;
 mod slurm;

@@ -32,7 +32,8 @@ fn get(url: &str) -> std::io::Result<String> {
     }
 }
 
-fn numbers(url: &str) -> BTreeMap<String, f64> {
+/// Returns the numbers of a process, each with its labels as in `ebb_x{device="cuda:0"}`.
+pub(crate) fn numbers(url: &str) -> BTreeMap<String, f64> {
     let body = get(url).unwrap();
     let lines = body.lines().filter(|line| !line.starts_with('#'));
     let pairs = lines.map(|line| line.rsplit_once(' ').unwrap());
@@ -151,6 +152,7 @@ fn every_role_shows_its_numbers_and_prometheus_scrapes_them() {
         assert!(used > 1e6 && used < limit, "{used} of {limit}");
     }
     assert_eq!((master["ebb_master_jobs_running"], master["ebb_master_jobs_pending"]), (0.0, 0.0));
+    assert_eq!(master["ebb_master_workers_wanted"], 0.0);
     assert!(worker["ebb_worker_compute_seconds_total"] > 0.0 && of_ps("ebb_ps_update_seconds_total") > 0.0);
 
     if has("promtool", "prometheus") {
@@ -171,4 +173,5 @@ fn a_job_that_waits_for_a_ps_is_pending_in_the_numbers() {
     harness::succeed(["submit".as_ref(), "--master".as_ref(), cluster.url.as_ref(), job.as_os_str()]);
     let numbers = numbers(&cluster.master.metrics_url());
     assert_eq!((numbers["ebb_master_jobs_pending"], numbers["ebb_master_jobs_running"]), (1.0, 0.0));
+    assert_eq!(numbers["ebb_master_workers_wanted"], 1.0, "its data is not counted yet");
 }

@@ -1,16 +1,18 @@
-//! A ps on a CUDA device, as a process: the same bits as on the host, and what it says without a
-//! device. The driver is the one of `kernels/tests/cuda/driver.cpp`; only the library path of these
-//! processes leads to it.
+//! A ps on a CUDA device, as a process: the same bits as on the host. And what a ps, a worker and
+//! `ebb run` say without a device. The driver is the one of `kernels/tests/cuda/driver.cpp`; only
+//! the library path of these processes leads to it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::fs;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::harness::skip::{Lacks, skipped};
 use crate::harness::{self, Cluster, events, model, root, summary, text};
+use crate::observed::numbers;
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the kernels")]
 #[path = "../../kernels/tests/cuda/library.rs"]
@@ -29,10 +31,36 @@ impl Driver {
         Self(folder)
     }
 
-    /// Returns the library path that leads to the driver and to NVRTC.
-    fn path(&self) -> String {
-        format!("{}:{}", self.0.path().display(), nvrtc().unwrap_or_default())
+    /// Builds NVML beside the driver.
+    fn with_nvml(self) -> Self {
+        library::build("nvml.cpp", "", self.0.path(), "libnvidia-ml.so.1");
+        self
     }
+
+    /// Returns the library path that leads to the driver and to NVRTC. The machine's own driver
+    /// needs no path.
+    fn path(&self) -> String {
+        let driver = if is_real() { libraries() } else { self.0.path().display().to_string() };
+        [driver, nvrtc().unwrap_or_default()].join(":")
+    }
+}
+
+/// Returns whether processes use the machine's own driver: `cargo xtask gpu` says so. Then nothing
+/// is tried that only the driver of the tests does.
+#[expect(clippy::disallowed_methods, reason = "a person says through the environment which driver to use")]
+fn is_real() -> bool {
+    std::env::var("EBB_TEST_DRIVER").is_ok_and(|driver| driver == "real")
+}
+
+/// Returns the folders of libraries in the environment. In a container the driver may be there.
+#[expect(clippy::disallowed_methods, reason = "the machine says through the environment where its driver is")]
+fn libraries() -> String {
+    std::env::var("LD_LIBRARY_PATH").unwrap_or_default()
+}
+
+/// Reports that a test needs the driver of the tests.
+fn skipped_on_a_device() {
+    skipped(Lacks::Machine, "EBB_TEST_DRIVER=real: what only the driver of the tests says was not tested");
 }
 
 /// Returns the folder of NVRTC.
@@ -43,15 +71,103 @@ fn nvrtc() -> Option<String> {
 
 /// Returns what a ps says that ends at once.
 fn ends(device: &str, environment: &[(&str, &str)]) -> String {
-    let mut command = harness::ebb(["ps", "--master", "127.0.0.1:9", "--device", device]);
+    refused(harness::ebb(["ps", "--master", "127.0.0.1:9", "--device", device]), environment)
+}
+
+/// Returns what a command says that ends at once.
+fn refused(mut command: Command, environment: &[(&str, &str)]) -> String {
     let output = command.envs(environment.iter().copied()).output().unwrap();
     let said = text(&output);
     assert!(!output.status.success() && !said.contains("panicked"), "{said}");
     said
 }
 
+/// Returns whether a real driver is here, whose absence cannot be tested.
+fn has_driver() -> bool {
+    Path::new("/proc/driver/nvidia").exists()
+}
+
+/// Returns commands that compute on this device. Results go to `out`.
+fn computing(device: &str, out: &Path) -> [Command; 2] {
+    let mut run = harness::ebb(["run", "--device", device, "--out"]);
+    run.arg(out).arg(root().join("examples/digits/job.toml"));
+    [harness::ebb(["worker", "--master", "127.0.0.1:9", "--device", device]), run]
+}
+
+#[test]
+fn a_worker_without_a_device_says_what_is_missing_at_once() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let (driver, out) = (Driver::new(), tempfile::tempdir().unwrap());
+    let path = ("LD_LIBRARY_PATH", driver.0.path().to_str().unwrap());
+    for (device, environment, expected) in [
+        ("cuda:0", &[path, ("EBB_TEST_DEVICES", "0")][..], "no CUDA device: the driver shows none"),
+        ("all", &[path, ("EBB_TEST_DEVICES", "0")][..], "no CUDA device: the driver shows none"),
+        (
+            "cuda:0",
+            &[path, ("EBB_TEST_DRIVER_VERSION", "11040")][..],
+            "the CUDA driver is too old: it supports CUDA 11.4, expected 12.0 or newer",
+        ),
+        ("cuda:0,0", &[][..], "names cuda:0 twice"),
+        ("gpu", &[][..], "cuda:N"),
+    ] {
+        for command in computing(device, out.path()) {
+            let said = refused(command, environment);
+            assert!(said.contains(expected) && said.contains(device), "{said}");
+        }
+    }
+    if has_driver() {
+        return skipped(Lacks::Machine, "a CUDA driver is here: its absence was not tested");
+    }
+    for device in ["cuda:0", "all"] {
+        for command in computing(device, out.path()) {
+            let said = refused(command, &[]);
+            assert!(
+                said.contains(&format!(
+                    "device {device}: no CUDA driver: the loader found no `libcuda.so.1`"
+                )),
+                "{said}"
+            );
+        }
+    }
+    // Driver and device are there, but no engine that computes on them.
+    for command in computing("cuda:0", out.path()) {
+        let said = refused(command, &[path]);
+        assert!(said.contains("device cuda:0: ") && said.contains("libtorch"), "{said}");
+    }
+}
+
+#[test]
+fn a_run_without_a_device_uses_the_cpu_and_says_so_once() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let driver = Driver::new();
+    let out = tempfile::tempdir().unwrap();
+    let mut run = harness::ebb(["run", "--set", "epochs=1", "--out"]);
+    run.arg(out.path().join("out")).arg(root().join("examples/digits/job.toml"));
+    run.env("LD_LIBRARY_PATH", driver.0.path()).env("EBB_TEST_DEVICES", "0");
+    let output = run.output().unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    let expected = "computing on the CPU: no CUDA device: the driver shows none";
+    assert_eq!(said.matches(expected).count(), 1, "{said}");
+}
+
+#[test]
+fn a_ps_refuses_several_devices() {
+    for device in ["all", "cuda:0,1"] {
+        let said = ends(device, &[]);
+        assert!(said.contains(&format!("a ps has one device, found `{device}`")), "{said}");
+    }
+}
+
 #[test]
 fn a_ps_without_a_device_says_what_is_missing_at_once() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
     let driver = Driver::new();
     let path = ("LD_LIBRARY_PATH", driver.0.path().to_str().unwrap());
     let said = ends("cuda:0", &[path, ("EBB_TEST_DEVICES", "0")]);
@@ -67,7 +183,7 @@ fn a_ps_without_a_device_says_what_is_missing_at_once() {
         "{said}"
     );
     assert!(ends("gpu", &[]).contains("cuda:N"));
-    if Path::new("/proc/driver/nvidia").exists() {
+    if has_driver() {
         return skipped(Lacks::Machine, "a CUDA driver is here: its absence was not tested");
     }
     let said = ends("cuda:0", &[]);
@@ -76,6 +192,9 @@ fn a_ps_without_a_device_says_what_is_missing_at_once() {
 
 #[test]
 fn a_ps_with_device_auto_uses_the_host_without_a_device_and_says_so_once() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
     let driver = Driver::new();
     let environment = [("LD_LIBRARY_PATH", driver.0.path().to_str().unwrap()), ("EBB_TEST_DEVICES", "0")];
     let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 1, &environment);
@@ -89,6 +208,130 @@ fn a_ps_with_device_auto_uses_the_host_without_a_device_and_says_so_once() {
     assert!(output.status.success(), "{}", text(&output));
     let log = cluster.ps[0].log();
     assert_eq!(log.matches("partitions lie in memory of the host").count(), 1, "{log}");
+}
+
+#[test]
+fn processes_of_a_script_take_turns_on_the_devices_and_see_theirs_alone() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let (driver, dir) = (Driver::new(), tempfile::tempdir().unwrap());
+    let script = dir.path().join("train.py");
+    fs::write(&script, "echo \"sees $CUDA_VISIBLE_DEVICES as $EBBFLOW_DEVICE\"").unwrap();
+    // The script never joins, so each run ends with an error.
+    let run = |more: &[&str], visible: Option<&str>| {
+        let out = dir.path().join("out");
+        let mut command = harness::ebb(["run", "--python", "sh", "--out"]);
+        command.arg(&out).arg(&script).args(more).env_remove("CUDA_VISIBLE_DEVICES");
+        command.env("LD_LIBRARY_PATH", driver.0.path()).env("EBB_TEST_DEVICES", "2");
+        command.envs(visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
+        let said = text(&command.output().unwrap());
+        let logs = (0..3).map(|worker| out.join(format!("logs/worker-{worker}.log")));
+        let logs: String = logs.map(|log| fs::read_to_string(log).unwrap_or_default()).collect();
+        let _ = fs::remove_dir_all(out);
+        (said, logs)
+    };
+    let logs = run(&["--workers", "3", "--device", "all"], Some("3,5")).1;
+    assert_eq!(logs, "sees 3 as cuda:0\nsees 5 as cuda:1\nsees 3 as cuda:0\n");
+    assert_eq!(run(&["--device", "cuda:1"], None).1, "sees 1 as cuda:1\n");
+    assert_eq!(run(&["--device", "cpu"], None).1, "sees -1 as \n");
+    assert_eq!(run(&["--env", "CUDA_VISIBLE_DEVICES=7"], None).1, "sees 7 as \n", "the user's own choice");
+    let said = run(&["--device", "cuda:7"], None).0;
+    assert!(said.contains("device cuda:7: this process sees 2 CUDA devices"), "{said}");
+}
+
+/// Lets NVML say these values from its next call on. No call finds a half of them.
+fn says(file: &Path, values: &str) {
+    let whole = file.with_extension("new");
+    fs::write(&whole, values).unwrap();
+    fs::rename(whole, file).unwrap();
+}
+
+#[test]
+fn a_ps_shows_how_its_device_is_and_that_it_is_throttled_or_fails() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    let driver = Driver::new().with_nvml();
+    let (path, values) = (driver.path(), driver.0.path().join("values"));
+    let good = "busy 87\nmemory_total 100\nmemory_used 40\ntemperature 64\nthrottle 4\necc_uncorrected 0\n";
+    says(&values, good);
+    let environment = [
+        ("LD_LIBRARY_PATH", path.as_str()),
+        ("EBB_TEST_NVML", values.to_str().unwrap()),
+        ("EBB_METRICS", "127.0.0.1:0"),
+        ("EBB_LOG", "info,ebbflow=debug"),
+    ];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment);
+    cluster.add_ps_on("cuda:0");
+    cluster.add_ps_on("cpu");
+    let urls = [0, 1].map(|ps| cluster.ps[ps].metrics_url());
+    let said =
+        |name: &str| numbers(&urls[0]).get(&format!("ebb_device_{name}{{device=\"cuda:0\"}}")).copied();
+    let told =
+        ["busy_ratio", "memory_used_bytes", "temperature_celsius", "throttled_by_power", "throttled_by_heat"];
+    assert_eq!(told.map(said), [0.87, 40.0, 64.0, 1.0, 0.0].map(Some));
+    assert_eq!((said("power_watts"), said("lost")), (None, Some(0.0)), "what it does not say is not shown");
+    assert!(numbers(&urls[1]).keys().all(|name| !name.starts_with("ebb_device_")));
+
+    for (values_now, name, expected) in [
+        ("throttle 72\n", "throttled_by_heat", Some(1.0)),
+        ("ecc_uncorrected 2\n", "ecc_uncorrected_total", Some(2.0)),
+        ("lost 1\n", "lost", Some(1.0)),
+    ] {
+        says(&values, values_now);
+        while said(name) != expected {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
+    }
+    assert!(!cluster.ps[0].log().contains("no telemetry"), "{}", cluster.ps[0].log());
+}
+
+#[test]
+fn a_ps_shows_how_a_real_device_is() {
+    if !is_real() {
+        return skipped(Lacks::Machine, "no EBB_TEST_DRIVER=real: no real device was asked");
+    }
+    let path = Driver::new().path();
+    let environment = [("LD_LIBRARY_PATH", path.as_str()), ("EBB_METRICS", "127.0.0.1:0")];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment);
+    cluster.add_ps_on("cuda:0");
+    let url = cluster.ps[0].metrics_url();
+    let said = |name: &str| numbers(&url).get(&format!("ebb_device_{name}{{device=\"cuda:0\"}}")).copied();
+    let total = said("memory_total_bytes").unwrap_or_default();
+    assert!(total > 1e9 && said("memory_used_bytes").is_some_and(|used| used > 0.0 && used <= total));
+    assert!(said("temperature_celsius").is_none_or(|degrees| (1.0..150.0).contains(&degrees)));
+    assert_eq!(said("lost"), Some(0.0));
+}
+
+#[test]
+fn a_ps_without_nvml_says_so_once_and_goes_on() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    if has_driver() {
+        return skipped(Lacks::Machine, "a CUDA driver is here: the absence of NVML was not tested");
+    }
+    let driver = Driver::new();
+    let path = driver.path();
+    let environment = [
+        ("LD_LIBRARY_PATH", path.as_str()),
+        ("EBB_METRICS", "127.0.0.1:0"),
+        ("EBB_LOG", "info,ebbflow=debug"),
+    ];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment);
+    cluster.add_ps_on("cuda:0");
+    let url = cluster.ps[0].metrics_url();
+    assert!(numbers(&url).keys().all(|name| !name.starts_with("ebb_device_")));
+    let log = cluster.ps[0].log();
+    assert_eq!(log.matches("no telemetry of a device").count(), 1, "{log}");
+    assert!(log.contains("no NVML: ") && !log.contains("panicked"), "{log}");
 }
 
 #[test]

@@ -103,6 +103,7 @@ impl Served {
             restore: None,
             homes: vec![],
             placement: 0,
+            script: None,
         })
         .unwrap();
         let stop = CancellationToken::new();

@@ -82,7 +82,7 @@ impl Slurm {
 impl Drop for Slurm {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            for name in ["ebb-", "slurmctld.log", "slurmd.log"] {
+            for name in ["ebb-", "slurmctld.log", "slurmd."] {
                 eprintln!("--- {name}\n{}", self.logs(name));
             }
         }

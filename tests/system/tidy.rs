@@ -430,10 +430,10 @@ fn prose_has_lines_of_100_columns_at_most() {
 /// Nouns of public types that mean what a programmer expects. A verb in the past tense is the
 /// result of the verb.
 const PLAIN_NOUNS: &str = "
-    accepted address allowed batch channel check choice client clock consistency constant content
+    accepted address allowed batch channel check choice chosen client clock consistency constant content
     context conversion converted count dataset device disk entry error evaluation failed failure file
     folder follow
-    followed format found gradient guarded incoming indexed inspected io kind limit listener local
+    followed format found gradient guarded incoming indexed inspected io kind limit listed listener local
     location
     loss measured member mode normalize numbers observer optimizer pool pulled purpose pushed refused registered
     reply report reported result retry rule saved script secret section set shown shuffle side size spec start

@@ -375,6 +375,29 @@ fn a_worker_that_leaves_while_its_source_stalls_calls_nothing_done_that_it_did_n
 }
 
 #[test]
+fn a_bucket_that_denies_access_is_named_with_what_to_check() {
+    let Some(server) = S3::start() else { return };
+    let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    assert_eq!(server.request("PUT", "data/clicks.parquet", &fs::read(clicks()).unwrap()).0, 200);
+    let url = format!("s3://{}/data/clicks.parquet", S3::BUCKET);
+    let (job, out) = (job(folder.path(), &url), folder.path().join("out"));
+    let run = || {
+        let mut command = ebb(["run", "--workers", "1", "--out"]);
+        command.arg(&out).arg(&job).envs(environment).output().unwrap()
+    };
+    proxy.set(Fault::Denied);
+    let refused = run();
+    assert!(!refused.status.success(), "{}", text(&refused));
+    has(&text(&refused), &[&url, "access denied (", "check the credentials"]);
+    assert!(proxy.met() < 20, "{} requests of a task that has no rights", proxy.met());
+    proxy.set(Fault::Nothing);
+    let granted = run();
+    assert!(granted.status.success(), "{}", text(&granted));
+}
+
+#[test]
 fn results_are_copied_to_s3_and_those_of_another_job_stay() {
     let Some(server) = S3::start() else { return };
     let proxy = Proxy::start(&server);

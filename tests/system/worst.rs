@@ -1,5 +1,5 @@
 //! The records with the largest losses: the same as in the predictions of the model, for any
-//! fleet.
+//! fleet, with their images and texts.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fmt::Write as _;
@@ -10,6 +10,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::harness::{fail, succeed, summary};
+use crate::images;
 
 const JOB: &str = r#"
 name = "worst"
@@ -111,4 +112,87 @@ fn the_worst_records_are_those_of_the_predictions_with_the_largest_losses() {
     assert!(!dir.path().join("none/worst.jsonl").exists());
     let said = fail(["evaluate", &job, "--model", &out, "--set", "evaluation.worst=501"]);
     assert!(said.contains("evaluation.worst = 501: at most 1000 records are listed, 500 of each"), "{said}");
+}
+
+/// Returns the content of the only TensorBoard file of results.
+fn board(out: &Path) -> Vec<u8> {
+    let mut files = fs::read_dir(out.join("tensorboard")).unwrap();
+    let file = fs::read(files.next().unwrap().unwrap().path()).unwrap();
+    assert!(files.next().is_none());
+    file
+}
+
+/// Returns the PNG files within a file, in their order.
+fn pngs(mut file: &[u8]) -> Vec<Vec<u8>> {
+    let find = |file: &[u8], part: &[u8]| file.windows(part.len()).position(|window| window == part);
+    let mut found = Vec::new();
+    while let Some(begin) = find(file, b"\x89PNG\r\n\x1a\n") {
+        file = &file[begin..];
+        // The type of the last chunk, and its checksum.
+        let end = find(file, b"IEND").unwrap() + 8;
+        found.push(file[..end].to_vec());
+        file = &file[end..];
+    }
+    found
+}
+
+#[test]
+fn images_of_the_worst_records_are_in_tensorboard_and_the_same_for_any_fleet() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = images::write(dir.path()).display().to_string();
+    let [out, again, none] = ["out", "again", "none"].map(|name| dir.path().join(name));
+    let worst = ["--set", "evaluation.worst=5"];
+    let [trained, first, second] = [&out, &again, &none].map(|out| out.display().to_string());
+    succeed([&["run", &job, "--workers", "1", "--out", &trained][..], &worst].concat());
+    let (file, shown) = (board(&out), pngs(&board(&out)));
+    assert_eq!(shown.len(), 5);
+    assert_eq!(lines(&out.join("worst.jsonl")).len(), 5);
+    for tag in ["validation/worst", "validation/worst/images"] {
+        assert!(file.windows(tag.len()).any(|window| window == tag.as_bytes()), "{tag}");
+    }
+
+    let evaluate = ["evaluate", &job, "--model", &trained, "--workers", "3", "--out"];
+    succeed([&evaluate[..], &[first.as_str()], &worst].concat());
+    assert!(pngs(&board(&again)) == shown, "an evaluation by 3 workers has other images");
+    succeed([&evaluate[..], &[second.as_str()]].concat());
+    assert!(pngs(&board(&none)).is_empty());
+}
+
+const TEXTS: &str = r#"
+name = "texts"
+epochs = 2
+[model]
+builtin = "softmax"
+[data]
+format = "jsonl"
+train = { files = ["texts.jsonl"] }
+validation = { files = ["texts.jsonl"] }
+inputs = ["text"]
+label = "class"
+[data.transforms]
+text = [{ op = "hash", buckets = 8 }, { op = "one_hot", classes = 8 }]
+[batch]
+micro = 10
+[optimizer]
+kind = "sgd"
+learning_rate = 0.1
+[evaluation]
+worst = 20
+"#;
+
+#[test]
+fn texts_of_the_worst_records_are_listed_for_the_first_ones() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |record: u64| format!("text {record}");
+    let record = |record: u64| format!("{{\"text\": \"{}\", \"class\": {}}}\n", text(record), record % 2);
+    fs::write(dir.path().join("texts.jsonl"), (0..50).map(record).collect::<String>()).unwrap();
+    fs::write(dir.path().join("job.toml"), TEXTS).unwrap();
+    let (job, out) = (dir.path().join("job.toml"), dir.path().join("out"));
+    succeed([Path::new("run"), &job, Path::new("--out"), &out]);
+    let worst = lines(&out.join("worst.jsonl"));
+    assert_eq!(worst.len(), 20);
+    for (at, found) in worst.iter().enumerate() {
+        let expected = (at < 16).then(|| Value::from(text(found["record"].as_u64().unwrap())));
+        assert_eq!(found.get("text"), expected.as_ref(), "{found}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use model::device::Choice;
+use model::device::Device;
 use proto::numerics::Numerics;
 use serde::{Deserialize, Serialize};
 
@@ -18,9 +18,9 @@ pub struct Options {
     /// Threads of one gradient computation, at least 1. Default 1. Another number gives other
     /// floating-point results, so a job is bit-reproducible only among workers with equal numbers.
     pub threads: usize,
-    /// Device that computes. Default: the first CUDA device, otherwise the CPU.
+    /// Device that computes. Default: the CPU. [`chosen`](crate::device::chosen) finds others.
     #[serde(skip)]
-    pub device: Choice,
+    pub device: Device,
     /// Folder below which the job's data paths are looked up. Default: the job file's folder, as on
     /// the user's machine.
     pub data_root: Option<PathBuf>,
@@ -49,9 +49,17 @@ pub struct Options {
     /// alone. Default: empty, the worker runs none.
     #[serde(skip)]
     pub program: String,
+    /// Script that this process is one of. The worker takes part in jobs of this script alone.
+    /// Default: 0, none.
+    #[serde(skip)]
+    pub script: u64,
     /// Numerics class of a model that a program brings. Default: that of the engine.
     #[serde(skip)]
     pub numerics: Option<Numerics>,
+    /// Device on which the program of this process computes, as the program says. Default: that of
+    /// `device`.
+    #[serde(skip)]
+    pub program_device: Option<ProgramDevice>,
     /// Folder whose file system stores the job's files; they have no name there. Default: the
     /// system's temporary folder.
     pub scratch: PathBuf,
@@ -59,6 +67,15 @@ pub struct Options {
     /// run in one thread. Default: threads of their own.
     #[serde(skip)]
     pub inline: Option<Inline>,
+}
+
+/// A device that a program has chosen by itself. The worker never opens it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramDevice {
+    /// `cpu` or `cuda:N`, with the number on the host.
+    pub name: String,
+    /// Memory of a CUDA device in bytes. 0: not known.
+    pub memory_bytes: u64,
 }
 
 /// Computation and reading in a simulation.
@@ -96,7 +113,7 @@ impl Default for Options {
         Self {
             name: "worker".to_owned(),
             threads: 1,
-            device: Choice::default(),
+            device: Device::default(),
             data_root: None,
             data_urls: Vec::new(),
             master_timeout: Duration::from_secs(300),
@@ -106,7 +123,9 @@ impl Default for Options {
             data_memory: data::default_memory(),
             pushes_in_flight_max: 4,
             program: String::new(),
+            script: 0,
             numerics: None,
+            program_device: None,
             scratch: std::env::temp_dir(),
             inline: None,
         }

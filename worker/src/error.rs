@@ -1,7 +1,9 @@
 //! Errors of a worker's task, and whether a retry may help.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use model::fault::{Fault, fault};
 use proto::ids::PartitionId;
 use proto::status::Failure;
 
@@ -65,6 +67,28 @@ pub enum Error {
         /// Reason of the failure, and what to do.
         reason: String,
     },
+    /// The device has too little free memory for this task. Another one, or a smaller task, may do.
+    #[error(
+        "{device} is out of memory: {reason}; lower batch.micro, let fewer processes use the device, or choose one with \
+         more memory (fleet.device_memory)"
+    )]
+    OutOfMemory {
+        /// Device with its memory.
+        device: Arc<str>,
+        /// What the engine says.
+        reason: String,
+    },
+    /// This process cannot use its device any more.
+    #[error("{device} is lost: {reason}; the worker leaves, start it again")]
+    DeviceLost {
+        /// Device with its memory.
+        device: Arc<str>,
+        /// What the engine says.
+        reason: String,
+        /// Whether the task may be the reason. Then its lease counts as an attempt, so that a job
+        /// cannot end one worker after the other.
+        by_task: bool,
+    },
     /// The loss is not finite.
     #[error(
         "the loss of step {step} is {loss} (microbatch {microbatch}); {}",
@@ -113,6 +137,28 @@ impl Error {
             if matches!(failure.kind, Unavailable | Full | Unauthenticated | Denied))
     }
 
+    /// Returns this error of a task on `device`, or what it means for the device.
+    pub(crate) fn on(self, device: &Arc<str>) -> Self {
+        let Self::Model(model::Error::Engine { reason, .. }) = &self else { return self };
+        let (device, reason) = (device.clone(), reason.clone());
+        match fault(&reason) {
+            None => self,
+            Some(Fault::OutOfMemory) => Self::OutOfMemory { device, reason },
+            Some(Fault::Lost) => Self::DeviceLost { device, reason, by_task: false },
+            Some(Fault::Spoiled) => Self::DeviceLost { device, reason, by_task: true },
+        }
+    }
+
+    /// Returns whether the worker ends because it cannot use its device any more.
+    pub const fn is_device_lost(&self) -> bool {
+        matches!(self, Self::DeviceLost { .. })
+    }
+
+    /// Returns whether a lease with this error is handed back: it would succeed elsewhere.
+    pub(crate) const fn is_for_others(&self) -> bool {
+        matches!(self, Self::DeviceLost { by_task: false, .. })
+    }
+
     /// Returns whether every retry, here or on another worker, fails the same way.
     pub fn is_fatal(&self) -> bool {
         match self {
@@ -123,6 +169,7 @@ impl Error {
                 use proto::checkpoint::Error::{NotAllowed, Url};
                 matches!(error, Url { .. } | NotAllowed { .. })
             }
+            Self::OutOfMemory { .. } | Self::DeviceLost { .. } => false,
             Self::File { .. } | Self::NotHeld { .. } | Self::Task { .. } => false,
             Self::Impossible { .. } | Self::Diverged { .. } | Self::Evaluation(_) | Self::Options(_) => true,
         }
@@ -161,12 +208,35 @@ mod tests {
     }
 
     #[test]
+    fn an_error_of_the_engine_says_what_it_means_for_the_device() {
+        let device: Arc<str> = Arc::from("cuda:1 with 79.6 GiB");
+        let of = |reason: &str| {
+            let what = "gradients".to_owned();
+            Error::from(model::Error::Engine { what, reason: reason.to_owned() }).on(&device)
+        };
+        let full = of("CUDA out of memory. Tried to allocate 2.00 GiB");
+        let said = full.to_string();
+        assert!(
+            said.starts_with("cuda:1 with 79.6 GiB is out of memory: CUDA out of memory. Tried"),
+            "{said}"
+        );
+        assert!(said.contains("2.00 GiB; lower batch.micro") && !full.is_fatal() && !full.is_device_lost());
+        let lost = of("CUDA error: uncorrectable ECC error encountered");
+        assert!(lost.is_device_lost() && lost.is_for_others() && !lost.is_fatal(), "{lost}");
+        let spoiled = of("CUDA error: device-side assert triggered");
+        assert!(spoiled.is_device_lost() && !spoiled.is_for_others() && !spoiled.is_fatal(), "{spoiled}");
+        let other = of("shapes cannot be multiplied");
+        assert_eq!(other.to_string(), "gradients: shapes cannot be multiplied");
+    }
+
+    #[test]
     fn what_other_workers_can_do_is_not_fatal() {
         let path = || PathBuf::from("x.npy");
         let missing = data::Error::File { path: path(), source: std::io::ErrorKind::NotFound.into() };
         let damaged = data::Error::Malformed { path: path(), reason: "cut off".to_owned() };
         assert!(!Error::from(missing).is_fatal() && Error::from(damaged).is_fatal());
-        let no_gpu = model::Error::NoSuchDevice { index: 1, found: 1 };
+        let reason = "no CUDA driver".to_owned();
+        let no_gpu = model::Error::NoSuchDevice { device: "cuda:1".to_owned(), reason };
         let no_label = model::Error::Label { record: 7, label: 3, classes: 3 };
         assert!(!Error::from(no_gpu).is_fatal() && Error::from(no_label).is_fatal());
     }

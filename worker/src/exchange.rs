@@ -17,9 +17,12 @@ mod connector;
 mod embedded;
 mod shared_memory;
 mod socket;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use futures::future::try_join_all;
 use kernels::cpu::cast;
@@ -39,6 +42,7 @@ use tokio::time::Instant;
 
 pub use self::connector::Connector;
 use crate::error::{Error, Result};
+use crate::metrics::Metrics;
 use crate::progress::Progress;
 
 /// All partitions of one job, as a worker reaches them. Clones share their carriers.
@@ -55,6 +59,34 @@ pub struct Partitions {
     spare: Spare,
     /// The progress of the lease that they are called for.
     progress: Progress,
+    /// Counts calls that fail.
+    metrics: Arc<Metrics>,
+}
+
+/// A call that is repeated.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Repeated {
+    Push,
+    Pull,
+}
+
+impl Repeated {
+    /// Words for messages, before the name of a partition.
+    const fn words(self) -> &'static str {
+        match self {
+            Self::Push => "push to",
+            Self::Pull => "pull from",
+        }
+    }
+
+    /// The line about a failure that is not the last one. `PULL_FAILED` is IBM EDT's word.
+    fn warning(self, partition: &str, budget: Duration) -> String {
+        let code = match self {
+            Self::Push => "PUSH_FAILED",
+            Self::Pull => "PULL_FAILED",
+        };
+        format!("{code}: {} {partition}: trying again for {budget:?}", self.words())
+    }
 }
 
 struct Partition {
@@ -96,8 +128,18 @@ impl Partitions {
             Ok(Partition { id: PartitionId(index as u32), name, ps })
         };
         let partitions = addresses.iter().enumerate().map(connect).collect::<Result<_>>()?;
-        let (era, wire, spare, progress) = (Era(0), WireType::F32, Spare::default(), Progress::default());
-        Ok(Self { job, era, layout, partitions, limits, seed, wire, spare, progress })
+        Ok(Self {
+            job,
+            era: Era(0),
+            layout,
+            partitions,
+            limits,
+            seed,
+            wire: WireType::F32,
+            spare: Spare::default(),
+            progress: Progress::default(),
+            metrics: Arc::default(),
+        })
     }
 
     /// These partitions for a job that exchanges `wire`: pushed nodes and weights
@@ -109,6 +151,11 @@ impl Partitions {
     /// These partitions, called in `era`.
     pub(crate) fn at(&self, era: Era) -> Self {
         Self { era, ..self.clone() }
+    }
+
+    /// These partitions, with calls that fail counted in `metrics`.
+    pub(crate) fn counting(self, metrics: Arc<Metrics>) -> Self {
+        Self { metrics, ..self }
     }
 
     /// These partitions for one lease, telling `progress` how it gets on.
@@ -146,7 +193,7 @@ impl Partitions {
                 Chunk { id, role, values: tensors[chunk.tensor].slice(bytes) }
             });
             let push = Push { address: self.address(partition), target, wire, chunks: chunks.collect() };
-            self.retry(partition, "push to", Phase::WaitingForRoom, move || partition.ps.push(push.clone()))
+            self.retry(partition, Repeated::Push, move || partition.ps.push(push.clone()))
         });
         let pushed = try_join_all(pushes).await?;
         let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
@@ -187,7 +234,7 @@ impl Partitions {
             let pull = Pull { address, want, wait, wire };
             loop {
                 let fill = || self.fill(partition, pull, &values);
-                match self.retry(partition, "pull from", Phase::Retrying, fill).await {
+                match self.retry(partition, Repeated::Pull, fill).await {
                     // Waiting for the others' gradients is the barrier, not a failure.
                     Err(Error::Call { failure, .. }) if failure.kind == Kind::NotYet => {
                         // The lease of another job that this worker holds waits too, and must not
@@ -220,7 +267,7 @@ impl Partitions {
         pull: Pull,
         values: &Mutex<Vec<Values>>,
     ) -> Result<(), Failure> {
-        let mut check = ChunkCheck::new("pull from", &self.layout, partition.id);
+        let mut check = ChunkCheck::new(Repeated::Pull.words(), &self.layout, partition.id);
         let mut take = |id: ChunkId, came: WireType, bytes: &[u8]| {
             check.check(id, came, bytes)?;
             self.progress.advance();
@@ -248,15 +295,9 @@ impl Partitions {
     }
 
     /// Repeats a call that may succeed later, for as long as the job's `pull_attempts_max`
-    /// time-outs together. A ps that is full answers, so it is waited for without counting, in the
-    /// phase `full`. "Not yet" is the caller's business: it is no failure.
-    async fn retry<T, Fut>(
-        &self,
-        partition: &Partition,
-        verb: &str,
-        full: Phase,
-        call: impl Fn() -> Fut,
-    ) -> Result<T>
+    /// time-outs together. A ps that is full answers, so it is waited for without counting. "Not
+    /// yet" is the caller's business: it is no failure.
+    async fn retry<T, Fut>(&self, partition: &Partition, what: Repeated, call: impl Fn() -> Fut) -> Result<T>
     where
         Fut: Future<Output = Result<T, Failure>>,
     {
@@ -264,25 +305,33 @@ impl Partitions {
             (self.limits.pull_timeout * 2, self.limits.pull_timeout * self.limits.pull_attempts_max);
         let (mut since, mut said) = (Instant::now(), None);
         let judge = |failures, failure: Failure| {
-            let what = || format!("{verb} {}", partition.name);
+            let call = || format!("{} {}", what.words(), partition.name);
             if failure.kind == Kind::Full {
                 since = Instant::now();
             }
             if failure.kind == Kind::NotFound {
-                return Err(Error::NotHeld { what: what(), partition: partition.id, failure });
+                return Err(Error::NotHeld { what: call(), partition: partition.id, failure });
             }
-            if failure.kind == Kind::NotYet || !failure.is_retryable() || since.elapsed() >= budget {
-                return Err(Error::Call { what: what(), failure });
+            if failure.kind == Kind::NotYet || !failure.is_retryable() {
+                return Err(Error::Call { what: call(), failure });
+            }
+            if failure.kind != Kind::Full {
+                match what {
+                    Repeated::Push => self.metrics.push_failures.add(1),
+                    Repeated::Pull => self.metrics.pull_failures.add(1),
+                }
+            }
+            if since.elapsed() >= budget {
+                return Err(Error::Call { what: call(), failure });
             }
             // Each refusal shows that the ps lives and answers.
-            let waits =
-                full == Phase::WaitingForRoom && failure.kind == Kind::Full && self.progress.refused(what());
+            let waits = what == Repeated::Push && failure.kind == Kind::Full && self.progress.refused(call());
             if !waits && said != Some(Phase::Retrying) {
-                self.progress.enter(Phase::Retrying, what());
+                self.progress.enter(Phase::Retrying, call());
             }
             said = Some(if waits { Phase::WaitingForRoom } else { Phase::Retrying });
             if failures == 0 {
-                tracing::warn!(reason = %failure, "{verb} {}: trying again for {budget:?}", partition.name);
+                tracing::warn!(reason = %failure, "{}", what.warning(&partition.name, budget));
             }
             Ok(Pause::Growing)
         };

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt as _;
 use model::{Device, Registry};
 use net::session::{Registered, Session};
 use net::timeline::TARGET;
@@ -22,6 +23,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::field::Empty;
 use tracing::{Instrument as _, Span};
 
+use crate::ahead::Room;
 use crate::bad::{Asker, Skipped};
 use crate::blocking::blocking;
 use crate::config::Options;
@@ -34,11 +36,19 @@ use crate::other_tasks::Index;
 use crate::progress::Progress;
 use crate::reporter::Granted;
 use crate::tokenizers;
-use crate::work::{Lease, OtherTask, Task, Train, Work};
+use crate::work::{Ahead, Lease, OtherTask, Task, Train, Work};
 
 /// Wait before asking again after an answer that no retry mends (the session re-registers
 /// meanwhile).
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// A lease that cannot begin because the device is lost.
+#[derive(Debug)]
+pub(crate) struct Unable {
+    pub(crate) incarnation: IncarnationId,
+    pub(crate) lease: LeaseId,
+    pub(crate) error: Error,
+}
 
 /// Turns leases into work.
 pub(crate) struct Fetcher {
@@ -49,6 +59,10 @@ pub(crate) struct Fetcher {
     master: MasterClient,
     session: Session,
     held: Held,
+    /// The device with its memory, for people.
+    device_told: Arc<str>,
+    /// Where leases go that find the device lost.
+    unable: mpsc::UnboundedSender<Unable>,
     /// Leases that came with the answer to a report.
     granted: mpsc::UnboundedReceiver<Granted>,
     arrivals: mpsc::Sender<Work>,
@@ -58,6 +72,8 @@ pub(crate) struct Fetcher {
     readers: JoinSet<()>,
     /// One for each microbatch that may be read at a time.
     reading: Arc<Semaphore>,
+    /// Memory for microbatches that wait for their computation.
+    ahead: Room,
 }
 
 impl Fetcher {
@@ -73,11 +89,14 @@ impl Fetcher {
         master: MasterClient,
         session: Session,
         held: Held,
+        device_told: Arc<str>,
         granted: mpsc::UnboundedReceiver<Granted>,
         arrivals: mpsc::Sender<Work>,
+        unable: mpsc::UnboundedSender<Unable>,
     ) -> Self {
         let (jobs, known_master, readers) = (BTreeMap::new(), None, JoinSet::new());
         let reading = Arc::new(Semaphore::new(options.data_threads));
+        let ahead = Room::new(options.data_memory / 2);
         let options = options.clone();
         Self {
             options,
@@ -87,12 +106,15 @@ impl Fetcher {
             master,
             session,
             held,
+            device_told,
+            unable,
             granted,
             arrivals,
             jobs,
             known_master,
             readers,
             reading,
+            ahead,
         }
     }
 
@@ -175,13 +197,19 @@ impl Fetcher {
                 let lease = Lease { incarnation, id, progress, span };
                 drop(self.arrivals.send(Work { lease, task }).await);
             }
-            Err(error) => {
-                self.held.remove(id);
-                tracing::warn!(lease = %id, reason = %error, "cannot begin this task");
-                if let Err(error) = self.master.fail(incarnation, id, &error).await {
-                    tracing::debug!(reason = %error, "the master did not take the failure");
+            Err(error) => match error.on(&self.device_told) {
+                error if error.is_device_lost() => {
+                    // The receiver is gone only when the worker leaves, which hands back all.
+                    let _ = self.unable.send(Unable { incarnation, lease: id, error });
                 }
-            }
+                error => {
+                    self.held.remove(id);
+                    tracing::warn!(lease = %id, reason = %error, "cannot begin this task");
+                    if let Err(error) = self.master.fail(incarnation, id, &error).await {
+                        tracing::debug!(reason = %error, "the master did not take the failure");
+                    }
+                }
+            },
         }
     }
 
@@ -258,41 +286,43 @@ impl Fetcher {
 
     /// Reads microbatches on other threads, a few ahead of the computation. `asker` asks about bad
     /// records.
-    fn read_ahead(
-        &mut self,
-        job: Arc<Job>,
-        run: Range<MicrobatchId>,
-        asker: Asker,
-    ) -> mpsc::Receiver<Result<(Microbatch, data::Batch)>> {
+    fn read_ahead(&mut self, job: Arc<Job>, run: Range<MicrobatchId>, asker: Asker) -> mpsc::Receiver<Ahead> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
-        let mut ids = (run.start.get()..run.end.get()).map(MicrobatchId);
+        let mut ids = run.start.get()..run.end.get();
         if let Some(inline) = self.options.inline.clone() {
             self.readers.spawn(async move {
                 for id in ids {
                     inline.hang().await;
-                    let read = good(job.read(id), &asker).await;
-                    if batches_tx.send(read).await.is_err() {
+                    let read = good(job.read(MicrobatchId(id)), &asker).await;
+                    if batches_tx.send((read, None)).await.is_err() {
                         return;
                     }
                 }
             });
         } else {
             let (reading, readers) = (self.reading.clone(), self.options.data_threads);
+            let places = self.ahead.places(job.train.record_bytes() * u64::from(job.plan.micro));
             self.readers.spawn(async move {
                 let mut begun = VecDeque::new();
                 loop {
-                    while begun.len() < readers
-                        && let Some(id) = ids.next()
-                    {
-                        let read = read(job.clone(), id, reading.clone(), asker.clone());
-                        begun.push_back(AbortOnDropHandle::new(tokio::spawn(read)));
+                    while begun.len() < readers && !ids.is_empty() {
+                        // What was read must not wait for room for the next one.
+                        let place = match begun.is_empty() {
+                            true => Some(places.take().await),
+                            false => places.take().now_or_never(),
+                        };
+                        // A number is taken once there is a place for its microbatch.
+                        let Some(place) = place else { break };
+                        let Some(id) = ids.next() else { break };
+                        let read = read(job.clone(), MicrobatchId(id), reading.clone(), asker.clone());
+                        begun.push_back((AbortOnDropHandle::new(tokio::spawn(read)), place));
                     }
-                    let Some(first) = begun.pop_front() else { return };
+                    let Some((first, place)) = begun.pop_front() else { return };
                     let read = first
                         .await
                         .unwrap_or_else(|panic| Err(Error::from_panic("a reading thread", &panic)));
                     // An error here means that the lease is over.
-                    if batches_tx.send(read).await.is_err() {
+                    if batches_tx.send((read, Some(place))).await.is_err() {
                         return;
                     }
                 }

@@ -6,11 +6,13 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kernels::telemetry::LatestReading;
 use net::session::Session;
 use proto::ids::{IncarnationId, JobId, LeaseId};
 use proto::pb;
 use tokio::sync::watch;
 
+use crate::device;
 use crate::progress::{Activity, Progress};
 
 /// The leases of a worker, shared by all that begin, advance and end leases.
@@ -24,6 +26,8 @@ pub(crate) struct Held {
     lingering: Arc<Mutex<Vec<(LeaseId, Lease)>>>,
     worker: Activity,
     changes: Arc<watch::Sender<()>>,
+    /// State of the worker's device.
+    device: LatestReading,
 }
 
 #[derive(Clone, Debug)]
@@ -51,9 +55,10 @@ impl Computed {
 }
 
 impl Held {
-    pub(crate) fn new(session: Session) -> Self {
+    pub(crate) fn new(session: Session, device: LatestReading) -> Self {
         let (leases, computed, lingering, worker) = Default::default();
-        Self { session, leases, computed, lingering, worker, changes: Arc::new(watch::Sender::new(())) }
+        let changes = Arc::new(watch::Sender::new(()));
+        Self { session, leases, computed, lingering, worker, changes, device }
     }
 
     /// Adds a lease that the master has granted.
@@ -175,6 +180,7 @@ impl Held {
             .collect();
         self.session.report(|heartbeat| {
             (heartbeat.leases, heartbeat.lingering) = (held, still);
+            heartbeat.device = self.device.get().as_ref().map(device::said);
             false
         });
     }

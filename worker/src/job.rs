@@ -234,7 +234,7 @@ impl Job {
         let microbatch = self.plan.microbatch(id);
         let order = self.order(microbatch.epoch);
         let (begin, end) = microbatch.positions;
-        let records = (begin..end).map(|position| order.record(position));
+        let records = order.records(begin..end);
         let (batch, bad) = self.train.read(microbatch.epoch, records, &self.skipped().train)?;
         self.notice(&self.train, &batch);
         let batch = match self.spec.data.mixup {

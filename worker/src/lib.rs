@@ -3,11 +3,13 @@
 //!
 //! [`run`] is the whole role. The crates `data` and `model` have the computation.
 
+mod ahead;
 mod artifact;
 mod bad;
 mod blocking;
 mod compute;
 pub mod config;
+pub mod device;
 pub mod error;
 pub mod exchange;
 mod fetcher;
@@ -27,7 +29,7 @@ mod trainer;
 mod work;
 mod worst;
 
-pub use config::Options;
+pub use config::{Options, ProgramDevice};
 pub use error::{Error, Result};
 pub use exchange::Connector;
 pub use metrics::Metrics;

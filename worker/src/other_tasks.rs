@@ -26,7 +26,7 @@ use crate::master_client::MasterClient;
 use crate::predict;
 use crate::progress::Progress;
 use crate::trainer;
-use crate::worst::WorstRecords;
+use crate::worst::{self, WorstRecords};
 
 /// Task that counts the records of one file (pair).
 pub(crate) struct Index {
@@ -207,7 +207,8 @@ pub(crate) async fn evaluate(
         let worst = WorstRecords::of(&job_of.spec);
         let model = loaded.with(&weights)?;
         model.announce(Upcoming::Evaluation(version));
-        let evaluated = trainer::evaluate(model, batches, worst)?;
+        let mut evaluated = trainer::evaluate(model, batches, worst)?;
+        worst::show(&mut evaluated.worst, &data, job_of.spec.previews())?;
         Ok((evaluated, bad))
     });
     let (evaluated, bad) = evaluated.await?;

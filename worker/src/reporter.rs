@@ -1,6 +1,7 @@
 //! The end of a lease: its pushes are acknowledged, the report goes to the master, and the answer
 //! may bring the next lease.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use proto::ids::{IncarnationId, LeaseId};
@@ -25,6 +26,8 @@ pub(crate) struct Reporter {
     pub(crate) held: Held,
     /// Channel of granted leases to the fetcher.
     pub(crate) granted: mpsc::UnboundedSender<Granted>,
+    /// The device that computes, with its memory.
+    pub(crate) device: Arc<str>,
 }
 
 /// A lease in the answer to a report.
@@ -86,7 +89,7 @@ impl Reporter {
     /// longer wanted is not a failure. `warning` is what this worker noticed in the job's records.
     ///
     /// # Errors
-    /// The worker cannot go on, because a ps or the master stays unreachable.
+    /// The worker cannot go on: a ps or the master stays unreachable, or the device is lost.
     pub(crate) async fn report(
         &self,
         incarnation: IncarnationId,
@@ -98,7 +101,11 @@ impl Reporter {
             Ok(report) => self.complete(incarnation, lease, report, warning).await,
             Err(error) => Err(error),
         };
-        let reported = match reported {
+        let reported = match reported.map_err(|error| error.on(&self.device)) {
+            Err(error) if error.is_device_lost() => {
+                self.give_up(incarnation, lease, &error).await;
+                Err(error)
+            }
             Err(error) if error.is_fenced() => {
                 tracing::info!(%lease, reason = %error, "this work is no longer wanted");
                 Ok(())
@@ -119,6 +126,18 @@ impl Reporter {
         };
         self.held.remove(lease);
         reported
+    }
+
+    /// Gives up a lease because the device is lost. The lease fails if its task may be the reason.
+    async fn give_up(&self, incarnation: IncarnationId, lease: LeaseId, error: &Error) {
+        tracing::error!(%lease, reason = %error, "this worker cannot compute any more");
+        let given = match error.is_for_others() {
+            true => self.master.release(incarnation, lease, Vec::new()).await,
+            false => self.master.fail(incarnation, lease, error).await,
+        };
+        if let Err(error) = given.or_else(forgive_fenced) {
+            tracing::warn!(%lease, reason = %error, "the master did not take this lease back; it expires");
+        }
     }
 
     async fn complete(

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use data::Batch;
+use kernels::telemetry::LatestReading;
 use model::weights::Weights;
 use model::{Registry, engines};
 use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
@@ -41,9 +42,10 @@ use tracing::Instrument as _;
 use crate::bad::Asker;
 use crate::blocking::blocking;
 use crate::config::Options;
+use crate::device;
 use crate::error::{Error, Result};
 use crate::exchange::Connector;
-use crate::fetcher::Fetcher;
+use crate::fetcher::{Fetcher, Unable};
 use crate::held::Held;
 use crate::in_flight::InFlight;
 use crate::job::Job;
@@ -68,12 +70,14 @@ pub struct Watched {
     pub metrics: Arc<Metrics>,
     /// Health of the worker: ready while the master knows it.
     pub health: HealthReporter,
+    /// State of the worker's device, for the master. By default nothing is known of it.
+    pub device: LatestReading,
 }
 
 impl Default for Watched {
     fn default() -> Self {
         let (health, _) = tonic_health::server::health_reporter();
-        Self { metrics: Arc::default(), health }
+        Self { metrics: Arc::default(), health, device: LatestReading::default() }
     }
 }
 
@@ -94,17 +98,25 @@ pub async fn run(
     watched: Watched,
     shutdown: CancellationToken,
 ) -> Result<()> {
-    let Watched { metrics, health } = watched;
+    let Watched { metrics, health, device: latest } = watched;
     options.validate().map_err(Error::Options)?;
     data::limit_memory(options.data_memory);
     data::allow_urls(&options.data_urls).map_err(Error::Options)?;
-    let device = options.device.resolve(engines::cuda_devices())?;
+    let device = options.device;
+    let (device_name, device_memory_bytes) = match &options.program_device {
+        Some(of) => (of.name.clone(), of.memory_bytes),
+        None => (device.to_string(), device::check(device)?),
+    };
+    let told = device::told(&device_name, device_memory_bytes);
     // Some threads of the process may compute it for a while. Nothing waits for this worker yet.
     let threads = options.threads;
     let simulated = options.inline.as_ref().and_then(|inline| inline.numerics.clone());
     let numerics = match simulated.or_else(|| options.numerics.clone()) {
         Some(numerics) => numerics,
-        None => blocking(options.inline.as_ref(), move || engines::numerics(device, threads)).await?,
+        None => {
+            let computing = blocking(options.inline.as_ref(), move || engines::numerics(device, threads));
+            computing.await.map_err(|error| error.on(&told))?
+        }
     };
     tracing::info!(%numerics, "numerics class");
     let unreachable = |failure| Error::Call { what: format!("master {master_url}"), failure };
@@ -115,17 +127,20 @@ pub async fn run(
         program_version: proto::PROGRAM_VERSION.to_owned(),
         url: String::new(),
         threads: options.threads as u32,
-        device: device.to_string(),
+        device: device_name,
         numerics: Some(numerics.into()),
         program: options.program.clone(),
+        device_memory_bytes,
+        script: options.script,
     };
     let (session, driver) = Session::start(masters, register);
     let seed = proto::random::key(0, &options.name, 0);
     let fleet = session.fleet().max_decoding_message_size(MESSAGE_BYTES_MAX);
     let master = MasterClient::new(fleet, master_url, seed);
-    let held = Held::new(session.clone());
+    let held = Held::new(session.clone(), latest);
     let (arrivals_tx, arrivals) = mpsc::channel(16);
     let (granted_tx, granted) = mpsc::unbounded_channel();
+    let (unable_tx, unable) = mpsc::unbounded_channel();
     let fetcher = Fetcher::new(
         &options,
         device,
@@ -134,17 +149,20 @@ pub async fn run(
         master.clone(),
         session.clone(),
         held.clone(),
+        told.clone(),
         granted,
         arrivals_tx,
+        unable_tx,
     );
     let in_flight = InFlight::new(options.pushes_in_flight_max);
     let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
     let work = TaskLoop {
-        reporter: Reporter { master, held: held.clone(), granted: granted_tx },
+        reporter: Reporter { master, held: held.clone(), granted: granted_tx, device: told },
         connector,
         stores,
         held: held.clone(),
         arrivals,
+        unable,
         ready,
         cache: None,
         in_flight,
@@ -244,6 +262,8 @@ struct TaskLoop {
     stores: Stores,
     held: Held,
     arrivals: mpsc::Receiver<Work>,
+    /// Leases that found the device lost.
+    unable: mpsc::UnboundedReceiver<Unable>,
     ready: BTreeMap<Urgency, Work>,
     /// The newest weights for training, with the job, its era and the version that was wanted.
     cache: Option<(JobId, Era, Version, Weights)>,
@@ -261,7 +281,13 @@ impl TaskLoop {
             while let Some(finished) = self.finishers.try_join_next() {
                 self.note(finished);
             }
+            while let Ok(unable) = self.unable.try_recv() {
+                self.on_unable(unable).await;
+            }
             if let Some(error) = self.broken.take() {
+                if error.is_device_lost() {
+                    self.leave(session).await;
+                }
                 return Err(error);
             }
             while let Ok(work) = self.arrivals.try_recv() {
@@ -271,6 +297,7 @@ impl TaskLoop {
                 tokio::select! {
                     biased;
                     Some(work) = self.arrivals.recv() => self.queue(work),
+                    Some(unable) = self.unable.recv() => self.on_unable(unable).await,
                     Some(finished) = self.finishers.join_next() => self.note(finished),
                     () = shutdown.cancelled() => {}
                 }
@@ -282,12 +309,22 @@ impl TaskLoop {
             }
             self.step(work, shutdown).await;
         }
+        self.leave(session).await;
+        Ok(())
+    }
+
+    /// Tells the master that this worker leaves, and hands back what it holds.
+    async fn leave(self, session: &Session) {
         session.report(|heartbeat| {
             heartbeat.draining = true;
             true
         });
         self.hand_back().await;
-        Ok(())
+    }
+
+    /// Reports a lease that found the device lost.
+    async fn on_unable(&mut self, Unable { incarnation, lease, error }: Unable) {
+        self.report(incarnation, lease, Err(error), None).await;
     }
 
     /// Keeps the error of a finisher that ends this worker.
@@ -408,7 +445,7 @@ impl TaskLoop {
             return Ok(ControlFlow::Continue(Some(weights)));
         }
         lease.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
-        let client = job.placed()?.ps.at(train.era).saying(&lease.progress);
+        let client = job.placed()?.ps.at(train.era).saying(&lease.progress).counting(metrics.clone());
         let _timer = metrics.pull_nanos.time();
         let pull = client.pull_rounded(want).instrument(part!("pull", "client", lease.span, step));
         tokio::pin!(pull);
@@ -520,7 +557,7 @@ impl TaskLoop {
         let _timer = self.metrics.load_nanos.time();
         lease.progress.enter(Phase::Reading, format!("microbatch {}", train.next));
         match train.batches.recv().await {
-            Some(read) => read.map(Some),
+            Some((read, _)) => read.map(Some),
             None if shutdown.is_cancelled() => Ok(None),
             None => {
                 Err(Error::Task { what: "reading".to_owned(), reason: "the reader ended early".to_owned() })
@@ -544,9 +581,9 @@ impl TaskLoop {
         let Train { job, era, pushes, .. } = train;
         for Sum { node, samples, values } in sums {
             let first = MicrobatchId(job.plan.first_of(node.step).get() + u64::from(node.node.begin));
-            let client = job.placed()?.ps.at(*era).saying(&lease.progress);
             let (metrics, span, progress) =
                 (self.metrics.clone(), lease.span.clone(), lease.progress.clone());
+            let client = job.placed()?.ps.at(*era).saying(&progress).counting(metrics.clone());
             let pushing = self.in_flight.begin(job.id, first);
             pushes.spawn(async move {
                 while tokio::time::timeout(SAID, pushing.turn()).await.is_err() {

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::Span;
 
+use crate::ahead::Place;
 use crate::error::Result;
 use crate::job::Job;
 use crate::other_tasks::Index;
@@ -73,14 +74,17 @@ impl OtherTask {
     }
 }
 
+/// The records of a microbatch, and their place in memory until the computation takes them.
+pub(crate) type Ahead = (Result<(Microbatch, Batch)>, Option<Place>);
+
 /// The part of a run of microbatches that is not computed yet.
 pub(crate) struct Train {
     pub(crate) job: Arc<Job>,
     pub(crate) era: Era,
     pub(crate) next: MicrobatchId,
     pub(crate) end: MicrobatchId,
-    /// Records of `next` and the following microbatches, in order.
-    pub(crate) batches: mpsc::Receiver<Result<(Microbatch, Batch)>>,
+    /// Records of `next` and the following microbatches, in order, each with its place in memory.
+    pub(crate) batches: mpsc::Receiver<Ahead>,
     pub(crate) reports: Vec<pb::MicrobatchReport>,
     pub(crate) pushes: JoinSet<Result<()>>,
     /// Piece of the step of `next` that gave way to more urgent work.

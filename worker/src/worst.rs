@@ -1,11 +1,11 @@
 //! The worst records of a data shard: those with the largest losses, with their labels and outputs.
 
-use data::{Batch, Column};
+use data::{Batch, Column, Dataset};
 use model::engines::per_record;
 use model::{Evaluation, Model};
 use proto::pb;
 use proto::spec::{JobSpec, Loss, ModelSpec};
-use proto::worst::{Label, RecordLoss, Worst};
+use proto::worst::{Label, Preview, RecordLoss, Worst};
 
 use crate::error::Result;
 
@@ -59,6 +59,20 @@ impl<'a> WorstRecords<'a> {
     pub(crate) fn finish(self) -> Vec<pb::RecordLoss> {
         self.found.into_records().into_iter().map(pb::RecordLoss::from).collect()
     }
+}
+
+/// Adds previews to the first `previews` records of a list.
+///
+/// # Errors
+/// A file of the data is damaged or has changed.
+pub(crate) fn show(worst: &mut [pb::RecordLoss], data: &Dataset, previews: usize) -> Result<()> {
+    let first = previews.min(worst.len());
+    let shown = &mut worst[..first];
+    let records: Vec<_> = shown.iter().map(|found| found.record).collect();
+    for (found, preview) in shown.iter_mut().zip(data.previews(&records)?) {
+        found.preview = preview.map(|Preview { png, text }| pb::Preview { png, text });
+    }
+    Ok(())
 }
 
 /// Returns the label of a record.

@@ -50,21 +50,26 @@ pub(crate) struct Args {
 const STAGES: [(&str, &str); 13] = [
     ("format", "fmt --all --check"),
     ("dependencies", ""),
-    ("lint-without-torch", "clippy --workspace --no-default-features --all-targets -- -D warnings"),
-    ("lint-cuda", "clippy --workspace --no-default-features --features cuda --all-targets -- -D warnings"),
+    // With `cuda`, which the lints with libtorch leave out.
+    (
+        "lint-without-torch",
+        "clippy --workspace --no-default-features --features cuda --all-targets -- -D warnings",
+    ),
     ("build-without-torch", ""),
     ("python", ""),
     ("lint", "clippy --workspace --features ebbflow-python/extension --all-targets -- -D warnings"),
     ("build", ""),
     ("test-without-torch", ""),
     ("test", ""),
+    ("test-python", ""),
     ("test-deploy", ""),
     ("doctest", ""),
     ("bench-smoke", ""),
 ];
 
 /// Stages that run what was built, all beside each other.
-const RUNS: [&str; 5] = ["test-without-torch", "test", "test-deploy", "doctest", "bench-smoke"];
+const RUNS: [&str; 6] =
+    ["test-without-torch", "test", "test-python", "test-deploy", "doctest", "bench-smoke"];
 
 /// Real containers, a real Slurm, a real sshd: with the build without libtorch, whose images are
 /// small.
@@ -74,8 +79,7 @@ const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
 
 /// What tells cargo to build the tests of the kernels for CUDA devices alone. They need no device.
-pub(crate) const CUDA: &str =
-    "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_joins";
+pub(crate) const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_joins --test nvml";
 
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
 /// both halves run without it: each process that loads libtorch computes for a third of a second
@@ -137,7 +141,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "dependencies" => dependencies::check(),
             "build-without-torch" => build_without_torch(&mut built),
             "build" => build(&mut built),
-            "python" => python::check(),
+            "python" => {
+                python::build().map(|tests| built.extend(tests.into_iter().map(|test| ("test-python", test))))
+            }
             _ => run_cargo(STAGES.iter().find(|(name, _)| *name == stage).context("a stage")?.1),
         });
         let word = if result.is_ok() { PASSED } else { FAILED };
@@ -171,6 +177,7 @@ fn stages(chosen: &[String]) -> Vec<&'static str> {
     let is_chosen = |stage: &str| chosen.is_empty() || chosen.iter().any(|name| name == stage);
     let is_needed = |stage: &str| match stage {
         "build-without-torch" => is_chosen("test-without-torch") || is_chosen("test-deploy"),
+        "python" => is_chosen("test-python"),
         "build" => is_chosen("test") || is_chosen("bench-smoke"),
         _ => false,
     };
@@ -416,6 +423,7 @@ SKIPPED, and so not tested here:
         let chosen = |names: &[&str]| stages(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
         assert_eq!(chosen(&["test", "format"]), ["format", "build", "test"]);
         assert_eq!(chosen(&["test-deploy"]), ["build-without-torch", "test-deploy"]);
+        assert_eq!(chosen(&["test-python"]), ["python", "test-python"]);
         assert_eq!(chosen(&[]).len(), STAGES.len());
     }
 

@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod gpu;
 mod install;
 mod libtorch;
 mod mutants;
@@ -26,6 +27,7 @@ enum Chore {
     Mutants(mutants::Args),
     Soak(soak::Args),
     Bench(bench::Args),
+    Gpu(gpu::Args),
 }
 
 fn main() -> ExitCode {
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
         Chore::Mutants(args) => mutants::run(&args),
         Chore::Soak(args) => soak::run(&args),
         Chore::Bench(args) => bench::run(&args),
+        Chore::Gpu(args) => gpu::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -111,9 +111,17 @@ pub(crate) const PYTHON: Python = Python {
         "matplotlib==3.11.2",
         "jax==0.10.2",
         "optax==0.2.8",
+        "keras==3.15.1",
+        "onnx==1.23.2",
+        "onnxruntime==1.32.0",
+        "onnxscript==0.7.2",
+        "transformers==5.24.0",
+        "nbclient==0.11.0",
+        "ipykernel==7.4.0",
+        "ray==2.60.0",
     ],
     module: "maturin",
-    size: "250 MB",
+    size: "600 MB",
 };
 
 const fn of_debian(program: &'static str, package: &'static str) -> Need {

@@ -44,6 +44,14 @@ pub(crate) fn path_with(folders: &[PathBuf]) -> Result<OsString> {
     env::join_paths(all).with_context(|| format!("add {folders:?} to the PATH"))
 }
 
+/// Returns the folders of libraries that the user names, and this one before them.
+pub(crate) fn library_path_with(folder: &Path) -> Result<OsString> {
+    let path = env::var_os("LD_LIBRARY_PATH").filter(|path| !path.is_empty());
+    let of_user = path.iter().flat_map(env::split_paths);
+    let all = std::iter::once(folder.to_owned()).chain(of_user);
+    env::join_paths(all).with_context(|| format!("add {} to LD_LIBRARY_PATH", folder.display()))
+}
+
 /// Returns whether the user has set a variable.
 pub(crate) fn is_set(variable: &str) -> bool {
     env::var_os(variable).is_some()

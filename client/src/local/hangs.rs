@@ -156,7 +156,8 @@ struct World {
 impl World {
     async fn start() -> Self {
         let options = options(None);
-        let local = Local::start(Options { workers: 0, ..options }, Stores::default(), Registry::default());
+        let local =
+            Local::start(Options { devices: Vec::new(), ..options }, Stores::default(), Registry::default());
         let local = local.await.expect("a master and a ps");
         let channel = local.dialer().channel(Local::MASTER_URL, Purpose::Control).expect("a URL");
         let mut jobs = JobsClient::new(channel);
@@ -177,7 +178,7 @@ limits = { stall = "1s", lease = "60s" }
     }
 
     fn add_worker(&mut self, index: u32, data: PathBuf, registry: Registry) {
-        self.local.start_worker(index, &options(Some(data)), registry);
+        self.local.start_worker(index, Device::Cpu, &options(Some(data)), registry);
     }
 
     async fn until(&mut self, what: &str, is_so: impl Fn(&pb::JobStatus) -> bool) -> pb::JobStatus {
@@ -206,7 +207,7 @@ limits = { stall = "1s", lease = "60s" }
 }
 
 fn options(data_root: Option<PathBuf>) -> Options {
-    Options { workers: 1, ps: 1, threads: 1, device: Choice::default(), data_root, program: String::new() }
+    Options { devices: vec![Device::Cpu], ps: 1, threads: 1, data_root, program: String::new() }
 }
 
 fn names(status: &pb::JobStatus, worker: &str, phase: Phase) -> bool {

@@ -1,13 +1,15 @@
-//! TensorBoard event files: scalars as TFRecords of `Event` messages.
+//! TensorBoard event files: scalars, images and texts as TFRecords of `Event` messages.
 //!
 //! A record is `length (u64) | masked crc32c of it | message | masked crc32c of it`, little-endian;
-//! the mask is TensorFlow's (`crc32c_masked` in tsl/lib/hash/crc32c.h). The three messages below
-//! are the used part of tensorflow's event.proto and summary.proto.
+//! the mask is TensorFlow's (`crc32c_masked` in tsl/lib/hash/crc32c.h). The messages below are the
+//! used part of tensorflow's event.proto, summary.proto and tensor.proto.
 
 use std::io::{self, Write};
 
 use prost::Message;
+use proto::pb;
 
+use super::table;
 use crate::Kind;
 
 #[derive(Clone, PartialEq, Message)]
@@ -27,16 +29,99 @@ struct Event {
 #[derive(Clone, PartialEq, Message)]
 struct Summary {
     #[prost(message, repeated, tag = "1")]
-    values: Vec<Scalar>,
+    values: Vec<Value>,
 }
 
+/// A scalar, or a tensor for the plugin that `metadata` names.
 #[derive(Clone, PartialEq, Message)]
-struct Scalar {
+struct Value {
     #[prost(string, tag = "1")]
     tag: String,
     /// Part of a oneof, hence optional: a zero is written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
+    #[prost(message, optional, tag = "8")]
+    tensor: Option<Tensor>,
+    #[prost(message, optional, tag = "9")]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Metadata {
+    #[prost(message, optional, tag = "1")]
+    plugin: Option<Plugin>,
+    /// What the tensor holds: [`TENSOR`] or [`BLOBS`].
+    #[prost(int32, tag = "4")]
+    data_class: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Plugin {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// A tensor of byte strings.
+#[derive(Clone, PartialEq, Message)]
+struct Tensor {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<Shape>,
+    #[prost(bytes = "vec", repeated, tag = "8")]
+    strings: Vec<Vec<u8>>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Shape {
+    #[prost(message, repeated, tag = "2")]
+    dims: Vec<Dim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Dim {
+    #[prost(int64, tag = "1")]
+    size: i64,
+}
+
+/// `DT_STRING` of tensorflow's types.proto.
+const STRING: i32 = 7;
+
+/// `DATA_CLASS_TENSOR` and `DATA_CLASS_BLOB_SEQUENCE` of summary.proto.
+const TENSOR: i32 = 2;
+const BLOBS: i32 = 3;
+
+impl Value {
+    const fn scalar(tag: String, value: f32) -> Self {
+        Self { tag, simple_value: Some(value), tensor: None, metadata: None }
+    }
+
+    fn of_plugin(tag: String, plugin: &str, data_class: i32, tensor: Tensor) -> Self {
+        let plugin = Some(Plugin { name: plugin.to_owned() });
+        let metadata = Some(Metadata { plugin, data_class });
+        Self { tag, simple_value: None, tensor: Some(tensor), metadata }
+    }
+
+    /// Returns a text in Markdown.
+    fn text(tag: String, markdown: String) -> Self {
+        let strings = vec![markdown.into_bytes()];
+        let tensor = Tensor { dtype: STRING, shape: Some(Shape::default()), strings };
+        Self::of_plugin(tag, "text", TENSOR, tensor)
+    }
+
+    /// Returns PNG files as the samples of one tag. `None`: there are none.
+    fn images(tag: String, files: &[&[u8]]) -> Option<Self> {
+        // Width and height of the first one come before the files.
+        let of_first = |at: usize| {
+            let bytes = files.first()?.get(at..at + 4)?.try_into().ok()?;
+            Some(u32::from_be_bytes(bytes).to_string().into_bytes())
+        };
+        let mut strings = vec![of_first(16)?, of_first(20)?];
+        strings.extend(files.iter().map(|file| file.to_vec()));
+        let dims = vec![Dim { size: strings.len() as i64 }];
+        let tensor = Tensor { dtype: STRING, shape: Some(Shape { dims }), strings };
+        Some(Self::of_plugin(tag, "images", BLOBS, tensor))
+    }
 }
 
 /// The end of our files' names, by which a later run finds them. TensorBoard looks for `tfevents`
@@ -57,11 +142,37 @@ pub(crate) fn write_start(to: &mut impl Write, unix_ms: u64) -> io::Result<()> {
 /// Writes the scalars of an event, if it has some.
 pub(crate) fn write_event(to: &mut impl Write, event: &crate::Event) -> io::Result<()> {
     let Some((step, scalars)) = scalars(event) else { return Ok(()) };
-    let value = |(tag, value): (String, f64)| Scalar { tag, simple_value: Some(value as f32) };
-    let values = scalars.into_iter().map(value).collect();
+    let value = |(tag, value): (String, f64)| Value::scalar(tag, value as f32);
+    write_values(to, event.unix_ms, step, scalars.into_iter().map(value).collect())
+}
+
+/// Writes the worst records of a version that was measured after `step` steps: of each validation
+/// set a table, and the images of those that have one.
+pub(crate) fn write_worst(
+    to: &mut impl Write,
+    unix_ms: u64,
+    step: u64,
+    worst: &[pb::WorstRecord],
+) -> io::Result<()> {
+    let of_set = |records: &[pb::WorstRecord]| {
+        let tag = format!("{}/worst", shown(&records[0].set));
+        let images: Vec<_> = records.iter().filter_map(table::image).collect();
+        let images = Value::images(format!("{tag}/images"), &images);
+        [Value::text(tag, table::markdown(records))].into_iter().chain(images)
+    };
+    let values = worst.chunk_by(|one, next| one.set == next.set).flat_map(of_set).collect();
+    write_values(to, unix_ms, step, values)
+}
+
+fn write_values(to: &mut impl Write, unix_ms: u64, step: u64, values: Vec<Value>) -> io::Result<()> {
     let step = i64::try_from(step).unwrap_or(i64::MAX);
-    let wall_time = event.unix_ms as f64 / 1e3;
+    let wall_time = unix_ms as f64 / 1e3;
     write_record(to, &Event { wall_time, step, summary: Some(Summary { values }), ..Event::default() })
+}
+
+/// Returns what a validation set is called in tags.
+const fn shown(set: &str) -> &str {
+    if set.is_empty() { "validation" } else { set }
 }
 
 fn scalars(event: &crate::Event) -> Option<(u64, Vec<(String, f64)>)> {
@@ -77,7 +188,7 @@ fn scalars(event: &crate::Event) -> Option<(u64, Vec<(String, f64)>)> {
             Some((train.step, scalars.map(|(name, value)| (format!("train/{name}"), value)).into()))
         }
         Kind::Evaluation(evaluation) => {
-            let set = Some(evaluation.set.as_str()).filter(|set| !set.is_empty()).unwrap_or("validation");
+            let set = shown(&evaluation.set);
             let scalars = evaluation.metrics.iter();
             let scalars = scalars.map(|(name, &value)| (format!("{set}/{name}"), value)).collect();
             Some((evaluation.step, scalars))
@@ -99,7 +210,7 @@ const fn mask(crc: u32) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::fake::{evaluation, train};
 
@@ -117,6 +228,15 @@ mod tests {
             bytes = rest;
         }
         events
+    }
+
+    /// Returns step and tags of each event of a file.
+    pub(in crate::results) fn tags(bytes: &[u8]) -> Vec<(i64, Vec<String>)> {
+        let of_event = |event: Event| {
+            let values = event.summary.unwrap_or_default().values;
+            (event.step, values.into_iter().map(|value| value.tag).collect())
+        };
+        read(bytes).into_iter().map(of_event).collect()
     }
 
     #[test]
@@ -148,6 +268,45 @@ mod tests {
         assert!(train.contains(&("train/samples_per_second".to_owned(), 100.0)), "{train:?}");
         let expected = [("validation/accuracy".to_owned(), 0.75), ("validation/loss".to_owned(), 0.25)];
         assert_eq!((events[2].step, tags(&events[2])), (4, expected.into()));
+    }
+
+    #[test]
+    fn worst_records_are_a_table_and_the_samples_of_one_image() {
+        let png =
+            |width: u8, height: u8| [&[0; 16][..], &[0, 0, 0, width], &[0, 0, 0, height], b"pixels"].concat();
+        let of = |set: &str, png: Option<Vec<u8>>| {
+            let preview = png.map(|png| pb::Preview { png: png.into(), ..Default::default() });
+            let found = Some(pb::RecordLoss { preview, ..Default::default() });
+            pb::WorstRecord { set: set.to_owned(), found, ..Default::default() }
+        };
+        let worst = [
+            of("", Some(png(3, 2))),
+            of("", None),
+            of("", Some(Vec::new())),
+            of("", Some(png(4, 4))),
+            of("test", None),
+        ];
+        let mut file = Vec::new();
+        write_worst(&mut file, 1_700_000_000_500, 46, &worst).unwrap();
+        let event = read(&file).remove(0);
+        assert_eq!((event.step, event.wall_time), (46, 1_700_000_000.5));
+        let values = event.summary.unwrap().values;
+        let plugins = values.iter().map(|value| {
+            let metadata = value.metadata.clone().unwrap();
+            (value.tag.as_str(), metadata.plugin.unwrap().name, metadata.data_class)
+        });
+        let expected = [
+            ("validation/worst", "text".to_owned(), TENSOR),
+            ("validation/worst/images", "images".to_owned(), BLOBS),
+            ("test/worst", "text".to_owned(), TENSOR),
+        ];
+        assert_eq!(plugins.collect::<Vec<_>>(), expected);
+        let images = values[1].tensor.clone().unwrap();
+        assert_eq!(images.strings, [b"3".to_vec(), b"2".to_vec(), png(3, 2), png(4, 4)]);
+        assert_eq!((images.dtype, images.shape.unwrap().dims), (STRING, vec![Dim { size: 4 }]));
+        let table = values[2].tensor.clone().unwrap();
+        assert_eq!((table.shape, table.strings.len()), (Some(Shape::default()), 1));
+        assert!(table.strings[0].starts_with(b"record | file"));
     }
 
     #[test]

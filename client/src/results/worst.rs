@@ -24,6 +24,9 @@ struct Line<'a> {
     /// Places of these outputs among all. Absent: they are all, in order.
     #[serde(skip_serializing_if = "<[u32]>::is_empty")]
     places: &'a [u32],
+    /// Begin of its text. Absent: no input is a text, or it is not among the first records.
+    #[serde(skip_serializing_if = "str::is_empty")]
+    text: &'a str,
 }
 
 /// A label: its only number, or a list.
@@ -50,16 +53,17 @@ impl<'a> Label<'a> {
 
 /// Returns the content of the file.
 pub(super) fn lines(worst: &[pb::WorstRecord]) -> String {
-    let mut text = String::new();
+    let mut lines = String::new();
     for pb::WorstRecord { set, file, row, found } in worst {
         let Some(found) = found else { continue };
         let pb::RecordLoss { record, loss, outputs, places, .. } = found;
         let label = Label::of(found);
-        let line = Line { set, record: *record, file, row: *row, loss: *loss, label, outputs, places };
-        text += &serde_json::to_string(&line).expect("plain fields");
-        text.push('\n');
+        let text = found.preview.as_ref().map_or("", |preview| preview.text.as_str());
+        let line = Line { set, record: *record, file, row: *row, loss: *loss, label, outputs, places, text };
+        lines += &serde_json::to_string(&line).expect("plain fields");
+        lines.push('\n');
     }
-    text
+    lines
 }
 
 #[cfg(test)]
@@ -80,7 +84,10 @@ mod tests {
             pb::RecordLoss { classes: vec![4, 5], outputs: vec![2.0], places: vec![999], ..empty.clone() };
         let value = pb::RecordLoss { loss: 0.25, values: vec![0.1], ..empty.clone() };
         let values = pb::RecordLoss { loss: 0.25, values: vec![0.5, -1.0], ..empty.clone() };
-        let found = [of("", class), of("dev", many), of("", value), of("", values), of("", empty)];
+        let preview = pb::Preview { png: vec![1].into(), text: "a \"b\"".to_owned() };
+        let text = pb::RecordLoss { preview: Some(preview), ..empty.clone() };
+        let found = [class, value, values, empty, text].map(|found| of("", found));
+        let found = [&found[..1], &[of("dev", many)], &found[1..]].concat();
         let start = r#""record":7,"file":"v.csv","row":3"#;
         let expected = [
             format!(r#"{{{start},"loss":null,"label":4,"outputs":[0.1,null]}}"#),
@@ -88,6 +95,7 @@ mod tests {
             format!(r#"{{{start},"loss":0.25,"label":0.1}}"#),
             format!(r#"{{{start},"loss":0.25,"label":[0.5,-1.0]}}"#),
             format!(r#"{{{start},"loss":null}}"#),
+            format!(r#"{{{start},"loss":null,"text":"a \"b\""}}"#),
         ];
         assert_eq!(lines(&found).lines().collect::<Vec<_>>(), expected);
     }

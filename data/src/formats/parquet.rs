@@ -29,9 +29,12 @@ use crate::format::{Outline, Source};
 use crate::guarded::guarded;
 use crate::object::{Failure, Object};
 
-/// Most records that are decoded before they are copied into columns. They stay in the processor's
-/// cache.
+/// Most records of a batch of Arrow.
 const BATCH_RECORDS: usize = 8192;
+
+/// About how many bytes of values are decoded into a batch of Arrow. The decoder needs several
+/// times as much for lists: 32 bits for a value of fewer, and two levels for each.
+const BATCH_BYTES: usize = 1 << 20;
 
 /// Most values for which memory is taken before they are decoded.
 const RESERVED_RECORDS_MAX: usize = 1 << 20;
@@ -187,22 +190,24 @@ impl Parquet {
         let mask = ProjectionMask::roots(self.metadata.parquet_schema(), roots);
         let mut chunks = Chunks::of(&self.object);
         let failure = chunks.failure.clone();
+        let expected = self.outline.blocks[block];
         let decode = || {
             let group = self.metadata.metadata().row_group(block);
+            let mut bytes = 0;
             for leaf in (0..group.num_columns()).filter(|&leaf| mask.leaf_included(leaf)) {
                 chunks.hold(group.column(leaf))?;
+                bytes += usize::try_from(group.column(leaf).uncompressed_size()).unwrap_or_default();
             }
             ParquetRecordBatchReaderBuilder::new_with_metadata(chunks, self.metadata.clone())
                 .with_row_groups(vec![block])
                 .with_projection(mask)
-                .with_batch_size(BATCH_RECORDS)
+                .with_batch_size(batch_records(bytes, expected as usize))
                 .build()?
                 .collect::<Result<Vec<RecordBatch>, _>>()
                 .map_err(ParquetError::from)
         };
         let batches = guarded(decode).map_err(|error| failure.or(|| failed(error)))?;
         let found: u64 = batches.iter().map(|batch| batch.num_rows() as u64).sum();
-        let expected = self.outline.blocks[block];
         if found != expected {
             return Err(failed(format!("{found} records, the footer says {expected}")));
         }
@@ -215,6 +220,13 @@ impl Parquet {
         };
         columns.iter().map(column).collect()
     }
+}
+
+/// Returns how many records of a row group are decoded into a batch of Arrow. `bytes` is the size
+/// of all `records`, encoded and not compressed.
+fn batch_records(bytes: usize, records: usize) -> usize {
+    let of_a_record = bytes / records.max(1);
+    (BATCH_BYTES / of_a_record.max(1)).clamp(1, BATCH_RECORDS)
 }
 
 /// A file as the decoder of Parquet reads it.
@@ -289,4 +301,19 @@ impl ChunkReader for Chunks {
 
 fn failed(object: &Object, error: &str) -> Error {
     malformed(object.path(), format!("no Parquet file, or a damaged one: {error}; copy it again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_has_about_a_mebibyte_of_values_and_at_least_one_record() {
+        let records_of = |bytes: usize| batch_records(bytes * 1000, 1000);
+        assert_eq!(records_of(128 << 10), 8);
+        assert_eq!(records_of(5 << 20), 1, "a record that is larger than a batch");
+        assert_eq!(records_of(4), BATCH_RECORDS);
+        assert_eq!(batch_records(0, 1000), BATCH_RECORDS, "a column of nulls");
+        assert_eq!(batch_records(0, 0), BATCH_RECORDS, "no record");
+    }
 }

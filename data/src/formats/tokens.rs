@@ -12,7 +12,7 @@
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{LABELS, TOKENS, TokenType, TokensSpec};
 
-use crate::column::{Aligned, Column, Memory};
+use crate::column::{ALIGNMENT, Aligned, Column, Memory};
 use crate::error::{Result, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
@@ -82,22 +82,33 @@ impl Source for Tokens {
         &self.outline
     }
 
+    fn is_direct(&self, _column: usize, dtype: ElementType) -> bool {
+        self.object.is_here() && matches!(dtype, ElementType::I32 | ElementType::I64) && {
+            self.spec.dtype == TokenType::U16 || dtype == ElementType::I64
+        }
+    }
+
+    fn direct(&self, records: &[u64], column: usize, out: &mut Column) -> Result<()> {
+        let bytes = self.object.slice(0..self.object.len())?;
+        let dtype = out.spec().dtype;
+        let room = out.room_for(records.len());
+        for &record in records {
+            self.append(&bytes, record as usize, column, dtype, room);
+        }
+        Ok(())
+    }
+
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let (first, records) = (block * self.in_block, self.outline.blocks[block] as usize);
-        let size = match self.spec.dtype {
-            TokenType::U16 => size_of::<u16>(),
-            TokenType::U32 => size_of::<u32>(),
-        };
+        let size = self.stored();
         let begin = first * self.spec.stride();
         let end = (first + records - 1) * self.spec.stride() + self.spec.block + 1;
         let bytes = self.object.slice(begin * size..end * size)?;
         let column = |&at: &usize| {
             let spec = &self.outline.columns[at];
-            let mut values = Aligned::zeros(records * self.spec.block * spec.dtype.size());
-            let places = values.chunks_exact_mut(self.spec.block * spec.dtype.size());
-            for (record, out) in places.enumerate() {
-                let begin = record * self.spec.stride() + usize::from(at == LABELS_INDEX);
-                self.widen(&bytes, begin, out);
+            let mut values = Aligned::with_capacity(records * self.spec.block * spec.dtype.size());
+            for record in 0..records {
+                self.append(&bytes, record, at, spec.dtype, &mut values);
             }
             Column::fixed(spec.clone(), records, Memory::Owned(values))
         };
@@ -106,25 +117,55 @@ impl Source for Tokens {
 }
 
 impl Tokens {
-    /// Writes the values in `bytes` from number `begin` on to all of `out`, in the columns' type.
-    fn widen(&self, bytes: &[u8], begin: usize, out: &mut [u8]) {
+    /// Returns the bytes of a value in the file.
+    const fn stored(&self) -> usize {
         match self.spec.dtype {
-            TokenType::U16 => {
-                let values = bytes.as_chunks().0[begin..].iter();
-                let widen = |(out, &value): (&mut [u8; 4], &[u8; 2])| {
-                    *out = i32::from(u16::from_le_bytes(value)).to_le_bytes();
-                };
-                out.as_chunks_mut().0.iter_mut().zip(values).for_each(widen);
+            TokenType::U16 => size_of::<u16>(),
+            TokenType::U32 => size_of::<u32>(),
+        }
+    }
+
+    /// Appends the values of a record in a column as those of `dtype`. `bytes` begin with record 0.
+    fn append(&self, bytes: &[u8], record: usize, column: usize, dtype: ElementType, out: &mut Aligned) {
+        let size = self.stored();
+        let begin = (record * self.spec.stride() + usize::from(column == LABELS_INDEX)) * size;
+        let values = &bytes[begin..begin + self.spec.block * size];
+        match (self.spec.dtype, dtype) {
+            (TokenType::U16, ElementType::I32) => {
+                widen(values, out, |value: [u8; 2]| i32::from(u16::from_le_bytes(value)).to_le_bytes());
             }
-            TokenType::U32 => {
-                let values = bytes.as_chunks().0[begin..].iter();
-                let widen = |(out, &value): (&mut [u8; 8], &[u8; 4])| {
-                    *out = i64::from(u32::from_le_bytes(value)).to_le_bytes();
-                };
-                out.as_chunks_mut().0.iter_mut().zip(values).for_each(widen);
+            (TokenType::U16, _) => {
+                widen(values, out, |value: [u8; 2]| i64::from(u16::from_le_bytes(value)).to_le_bytes());
+            }
+            (TokenType::U32, _) => {
+                widen(values, out, |value: [u8; 4]| i64::from(u32::from_le_bytes(value)).to_le_bytes());
             }
         }
     }
+}
+
+/// Appends values of `FROM` bytes as those of `TO` bytes.
+fn widen<const FROM: usize, const TO: usize>(
+    values: &[u8],
+    out: &mut Aligned,
+    wide: impl Fn([u8; FROM]) -> [u8; TO],
+) {
+    let (values, _) = values.as_chunks::<FROM>();
+    let copy = |places: &mut [u8], values: &[[u8; FROM]]| {
+        let places = places.as_chunks_mut::<TO>().0.iter_mut();
+        places.zip(values).for_each(|(place, value)| *place = wide(*value));
+    };
+    let mut rest = values;
+    if out.len().is_multiple_of(ALIGNMENT) {
+        let lines = values.chunks_exact(ALIGNMENT / TO);
+        rest = lines.remainder();
+        out.extend_lines(lines.map(|values| {
+            let mut line = [0; ALIGNMENT];
+            copy(&mut line, values);
+            line
+        }));
+    }
+    copy(out.grow(rest.len() * TO), rest);
 }
 
 #[cfg(test)]
@@ -134,6 +175,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::column::each_f64;
 
     fn source(
         bytes: &[u8],
@@ -201,6 +243,42 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_record_alone_is_that_of_its_block(
+            bytes in proptest::collection::vec(any::<u8>(), 400..800),
+            block in 1usize..40,
+            stride in 1usize..20,
+            is_wide: bool,
+        ) {
+            let dtype = if is_wide { TokenType::U32 } else { TokenType::U16 };
+            let source = source(&bytes[..bytes.len() / 4 * 4], dtype, block, Some(stride)).unwrap();
+            let own = if is_wide { ElementType::I64 } else { ElementType::I32 };
+            prop_assert!(source.is_direct(0, own) && source.is_direct(1, ElementType::I64));
+            prop_assert!(!source.is_direct(0, ElementType::F32));
+            prop_assert_eq!(source.is_direct(0, ElementType::I32), !is_wide);
+            let mut record = 0;
+            for at in 0..source.outline().blocks.len() {
+                for (index, column) in source.read(at, &[0, 1]).unwrap().iter().enumerate() {
+                    for row in 0..column.records() {
+                        let rows = [record + row as u64; 2];
+                        let mut out = Column::with_capacity(column.spec().clone(), 2);
+                        source.direct(&rows, index, &mut out).unwrap();
+                        prop_assert_eq!([out.record(0), out.record(1)], [column.record(row); 2]);
+                        let spec = ColumnSpec { dtype: ElementType::I64, ..column.spec().clone() };
+                        let mut wide = Column::with_capacity(spec, 1);
+                        source.direct(&rows[..1], index, &mut wide).unwrap();
+                        let as_f64 = |column: &Column| {
+                            let mut values = Vec::new();
+                            each_f64(column.spec().dtype, column.record(0), |value| values.push(value));
+                            values
+                        };
+                        prop_assert_eq!(as_f64(&wide), as_f64(&out));
+                    }
+                }
+                record += source.outline().blocks[at];
+            }
+        }
+
         #[test]
         fn what_is_written_is_read(
             values in proptest::collection::vec(any::<u16>(), 0..200),

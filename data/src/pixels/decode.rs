@@ -58,8 +58,21 @@ fn encoding(bytes: &[u8]) -> Result<Encoding, String> {
 /// # Errors
 /// The bytes are no JPEG, PNG or WebP, are damaged, or the image has more than 2^26 pixels.
 pub(crate) fn decode(bytes: &[u8], channels: usize) -> Result<Image, String> {
+    decode_rows(bytes, channels, |height, _| height)
+}
+
+/// Decodes the top rows of an image. `rows` gets height and width, and returns how many rows are
+/// wanted. The image has its whole height, and other rows may be black.
+///
+/// # Errors
+/// Those of [`decode`], except that damage below these rows may stay unnoticed.
+pub(crate) fn decode_rows(
+    bytes: &[u8],
+    channels: usize,
+    rows: impl FnOnce(usize, usize) -> usize,
+) -> Result<Image, String> {
     let image = match encoding(bytes)? {
-        Encoding::Jpeg => jpeg::decode(bytes)?,
+        Encoding::Jpeg => jpeg::decode(bytes, rows)?,
         Encoding::Png => guarded(|| png(bytes)).map_err(|error| format!("the PNG is damaged: {error}"))?,
         Encoding::WebP => guarded(|| webp(bytes)).map_err(|error| format!("the WebP is damaged: {error}"))?,
     };
@@ -187,6 +200,32 @@ mod tests {
         assert!(size(b"GIF89a").unwrap_err().contains("no JPEG, PNG or WebP"));
         for file in FILES {
             assert!(size(&file[..16]).is_err(), "{:?}", Encoding::of(file));
+        }
+    }
+
+    #[test]
+    fn the_wanted_rows_are_those_of_the_whole_image() {
+        for (file, channels) in FILES.into_iter().flat_map(|file| [(file, 1), (file, 3)]) {
+            let whole = decode(file, channels).unwrap();
+            for rows in [0, 1, 7, 8, 15, 16, 17, whole.height - 1, whole.height, whole.height + 9] {
+                let part = decode_rows(file, channels, |height, width| {
+                    assert_eq!((height, width), (whole.height, whole.width));
+                    rows
+                });
+                let part = part.unwrap();
+                assert_eq!((part.height, part.width), (whole.height, whole.width));
+                let wanted = rows.min(whole.height) * whole.row();
+                assert_eq!(part.values[..wanted], whole.values[..wanted], "{rows} rows");
+                assert_eq!(part.values.len(), whole.values.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_jpeg_that_is_cut_off_is_refused_whatever_rows_are_wanted() {
+        for length in [900, FILES[0].len() - 2] {
+            let error = decode_rows(&FILES[0][..length], 3, |_, _| 1).unwrap_err();
+            assert_eq!(error, "the JPEG ends within its data; copy it again");
         }
     }
 

@@ -13,12 +13,13 @@ use mozjpeg::{ColorSpace, Decompress};
 use super::Image;
 use super::limit::check_size;
 
-/// Decodes a JPEG to one channel if it is grey, otherwise to three.
+/// Decodes a JPEG to one channel if it is grey, otherwise to three. `rows` gets height and width,
+/// and returns how many rows from the top are wanted. The others may be black.
 ///
 /// # Errors
-/// The file is damaged or cut off, or the image is too large.
-pub(super) fn decode(bytes: &[u8]) -> Result<Image, String> {
-    let decoded = catch_unwind(AssertUnwindSafe(|| read(bytes)));
+/// The file is cut off or damaged in these rows, or the image is too large.
+pub(super) fn decode(bytes: &[u8], rows: impl FnOnce(usize, usize) -> usize) -> Result<Image, String> {
+    let decoded = catch_unwind(AssertUnwindSafe(|| read(bytes, rows)));
     decoded.unwrap_or_else(|panic| Err(damaged(&text(&*panic))))
 }
 
@@ -35,7 +36,7 @@ pub(super) fn size(bytes: &[u8]) -> Result<(usize, usize), String> {
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| Err(damaged(&text(&*panic))))
 }
 
-fn read(bytes: &[u8]) -> Result<Image, String> {
+fn read(bytes: &[u8], rows: impl FnOnce(usize, usize) -> usize) -> Result<Image, String> {
     let failed = |error: io::Error| damaged(&error.to_string());
     let decoder = Decompress::new_mem(bytes).map_err(failed)?;
     let (width, height) = decoder.size();
@@ -50,7 +51,8 @@ fn read(bytes: &[u8]) -> Result<Image, String> {
     };
     let mut decoder = decoder.to_colorspace(space).map_err(failed)?;
     let mut values = vec![0; height * width * channels];
-    decoder.read_scanlines_into(values.as_mut_slice()).map_err(failed)?;
+    let wanted = rows(height, width).min(height) * width * channels;
+    decoder.read_scanlines_into(&mut values[..wanted]).map_err(failed)?;
     if channels == 4 {
         values = values.as_chunks().0.iter().flat_map(inked).collect();
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::BadRecord;
+use crate::{BadRecord, Batch};
 
 const TABLE: &str = "age,city,income,y\n30,1,1.5,0\n,2,2.5,1\n40,3,,2\n50,x,3.5,1\n60,5,4.5,NA\n";
 
@@ -162,4 +162,34 @@ fn numbers_of_bad_records_are_those_over_all_files() {
     let (good, bad) = read(&job, &[]);
     assert_eq!((good, bad.iter().map(|bad| bad.record).collect::<Vec<_>>()), (vec![2, 4], vec![1, 3]));
     assert!(bad[1].reason.starts_with("column `0` of record 0: line 1, column 0: `x`"), "{:?}", bad[1]);
+}
+
+proptest::proptest! {
+    #[test]
+    fn records_of_a_batch_are_those_that_are_read_one_by_one(
+        records in proptest::collection::vec(0u64..60, 0..80)
+    ) {
+        // The second file has a record without a value, the others are copied block by block.
+        let line = |n: u64, value: &str| format!("{{\"t\": {value}, \"labels\": {}}}\n", n % 3);
+        let file = |first: u64, hole: Option<u64>| -> String {
+            (first..first + 20).map(|n| line(n, &if hole == Some(n) { "null".to_owned() } else { n.to_string() })).collect()
+        };
+        let data = "format = \"jsonl\"
+            train = { files = [\"a\", \"b\", \"c\"] }
+            inputs = [\"t\"]
+            label = \"labels\"
+            missing = { t = \"skip\" }";
+        let job = Job::new(data, "cross_entropy");
+        let job = job.file("a", file(0, None)).file("b", file(20, Some(25))).file("c", file(40, None));
+        let (data, none) = (job.train(), BTreeSet::new());
+        let (batch, bad) = data.read(Epoch(0), records.iter().copied(), &none).unwrap();
+        let alone: Vec<_> = records.iter().map(|&record| data.read(Epoch(0), [record], &none).unwrap()).collect();
+        let bytes = |of: fn(&Batch) -> &[u8]| alone.iter().flat_map(|(batch, _)| of(batch)).copied().collect::<Vec<_>>();
+        proptest::prop_assert_eq!(batch.inputs[0].bytes(), bytes(|batch| batch.inputs[0].bytes()));
+        proptest::prop_assert_eq!(batch.labels.bytes(), bytes(|batch| batch.labels.bytes()));
+        let numbers: Vec<_> = alone.iter().flat_map(|(batch, _)| batch.records.clone()).collect();
+        proptest::prop_assert_eq!(&batch.records, &numbers);
+        let all_bad: Vec<_> = alone.iter().flat_map(|(_, bad)| bad.clone()).collect();
+        proptest::prop_assert_eq!(bad, all_bad);
+    }
 }

@@ -55,6 +55,23 @@ pub(super) fn stored(spec: &ColumnSpec, raw: &[u8]) -> Image {
     Image { height: side(0), width: side(1), channels: side(2), values: raw.to_vec() }
 }
 
+/// Returns how many rows from the top of an image a transform looks at.
+pub(super) fn rows(transform: &Transform, height: usize, width: usize, random: &mut Keyed) -> usize {
+    match transform {
+        Transform::CenterCrop { size } => {
+            let (to_height, to_width) = size.both();
+            let (top, _) = pixels::center(height, width, to_height, to_width);
+            usize::try_from(top).map_or(height, |top| top + to_height)
+        }
+        Transform::RandomResizedCrop { scale, ratio, .. } => {
+            let window =
+                pixels::random_resized_window(height, width, *scale, *ratio, &mut || random.next_f64());
+            window.top + window.height
+        }
+        _ => height,
+    }
+}
+
 /// Changes an image.
 pub(super) fn apply(transform: &Transform, mut image: Image, random: &mut Keyed) -> Image {
     let mut draw = || random.next_f64();

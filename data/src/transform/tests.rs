@@ -49,6 +49,33 @@ fn transforms_are_those_of_their_definition() {
     }
 }
 
+/// Rows below a crop are not decoded.
+#[test]
+fn a_crop_after_decoding_is_that_of_the_whole_image() {
+    let jpeg = include_bytes!("../pixels/golden/420.jpg");
+    let file = ColumnSpec::ragged("image", ElementType::U8, []);
+    let crops = [
+        r#"{"op": "random_resized_crop", "size": 9}"#,
+        r#"{"op": "random_resized_crop", "size": [5, 7], "scale": [0.05, 0.1]}"#,
+        r#"{"op": "center_crop", "size": 10}"#,
+        r#"{"op": "center_crop", "size": [999, 3]}"#,
+        r#"{"op": "random_crop", "size": 8, "padding": 4}"#,
+    ];
+    for (crop, record) in crops.into_iter().flat_map(|crop| (0..20).map(move |record| (crop, record))) {
+        let transforms: Vec<Transform> =
+            serde_json::from_str(&format!(r#"[{{"op": "decode", "channels": 3}}, {crop}]"#)).unwrap();
+        let pipeline = Pipeline::new(&file, &transforms).unwrap();
+        let draws = Draws { epoch: Draws::epoch(4, 1), record };
+        let mut found = vec![0; pipeline.bytes()];
+        pipeline.apply(jpeg, draws, &mut found).unwrap();
+        let whole = pixels::decode(jpeg, 3).unwrap();
+        let cropped = image::apply(&transforms[1], whole, &mut draws.of("image/1"));
+        let mut expected = vec![0; found.len()];
+        pixels::planar(&cropped, &mut expected);
+        assert!(found == expected, "{crop} of record {record}");
+    }
+}
+
 fn fit(column: &ColumnSpec, transforms: &str) -> Result<ColumnSpec, String> {
     let transforms: Vec<Transform> = serde_json::from_str(transforms).unwrap();
     Pipeline::new(column, &transforms).map(|pipeline| pipeline.spec().clone())

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
-from torch.nn import functional
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 DIGITS = Path(__file__).resolve().parents[2] / "digits"
@@ -26,11 +27,11 @@ class Net(nn.Module):
         self.fc2 = nn.Linear(64, 10)
 
     def forward(self, x):
-        x = functional.relu(self.conv1(x))
-        x = functional.relu(self.conv2(x))
-        x = self.dropout1(functional.max_pool2d(x, 2))
-        x = functional.relu(self.fc1(torch.flatten(x, 1)))
-        return functional.log_softmax(self.fc2(self.dropout2(x)), dim=1)
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = self.dropout1(F.max_pool2d(x, 2))
+        x = F.relu(self.fc1(torch.flatten(x, 1)))
+        return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
 def digits():
@@ -43,45 +44,61 @@ def digits():
     return TensorDataset(x[:1437], y[:1437]), TensorDataset(x[1437:], y[1437:])
 
 
-def measure(model, batch):
-    """Return the mean loss and the accuracy of a batch."""
-    x, y = batch
-    output = model(x)
-    right = (output.argmax(dim=1) == y).float()
-    return {"loss": functional.nll_loss(output, y).item(), "accuracy": right.mean().item()}
+def train(args, model, device, train_loader, optimizer, epoch):
+    model.train()
+    for batch_idx, (data, target) in enumerate(train_loader):
+        data, target = data.to(device), target.to(device)
+        optimizer.zero_grad()
+        output = model(data)
+        loss = F.nll_loss(output, target)
+        loss.backward()
+        optimizer.step()
+        if batch_idx % args.log_interval == 0:
+            print(f"Train Epoch: {epoch} [{batch_idx * len(data)}]\tLoss: {loss.item():.6f}")
+
+
+def test(model, device, test_loader):
+    model.eval()
+    test_loss = correct = total = 0
+    with torch.no_grad():
+        for data, target in test_loader:
+            data, target = data.to(device), target.to(device)
+            output = model(data)
+            test_loss += F.nll_loss(output, target, reduction="sum").item()
+            pred = output.argmax(dim=1, keepdim=True)
+            correct += pred.eq(target.view_as(pred)).sum().item()
+            total += len(data)
+    return {"loss": test_loss / total, "accuracy": correct / total}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--test-batch-size", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--lr", type=float, default=1.0)
     parser.add_argument("--gamma", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", type=Path, help="file for the trained weights")
+    parser.add_argument("--log-interval", type=int, default=10)
+    parser.add_argument("--save-model", type=Path, help="file for the trained weights")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
-    train, test = digits()
-    train_loader = DataLoader(train, batch_size=args.batch_size, shuffle=True)
-    test_loader = DataLoader(test, batch_size=len(test))
-    model = Net()
-    optimizer = torch.optim.Adadelta(model.parameters(), lr=args.lr)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=args.gamma)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    train_data, test_data = digits()
+    train_loader = DataLoader(train_data, batch_size=args.batch_size, shuffle=True)
+    test_loader = DataLoader(test_data, batch_size=args.test_batch_size)
+
+    model = Net().to(device)
+    optimizer = optim.Adadelta(model.parameters(), lr=args.lr)
+    scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     for epoch in range(args.epochs):
-        model.train()
-        for x, y in train_loader:
-            optimizer.zero_grad()
-            loss = functional.nll_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
+        train(args, model, device, train_loader, optimizer, epoch)
+        print(test(model, device, test_loader))
         scheduler.step()
-        model.eval()
-        with torch.no_grad():
-            scores = [measure(model, batch) for batch in test_loader]
-        print(scores)
-    if args.save:
-        torch.save(model.state_dict(), args.save)
+
+    if args.save_model:
+        torch.save(model.state_dict(), args.save_model)
 
 
 if __name__ == "__main__":

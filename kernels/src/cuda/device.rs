@@ -31,6 +31,7 @@ use super::compiler;
 use super::launch::{Address, KERNELS, Queue, Shape};
 use super::memory::Buffer;
 use super::staging::{PIECE_BYTES, Staging};
+use crate::device::Listed;
 use crate::error::Error;
 
 /// The oldest version of CUDA whose driver has every function that is called here, and whose NVRTC
@@ -69,30 +70,32 @@ impl Device {
     /// # Errors
     /// What is missing, in one sentence with what to do. Also a device that adds two numbers wrong.
     pub fn open(ordinal: usize, cache: Option<&Path>) -> Result<Arc<Self>, Error> {
-        // SAFETY: opens and closes the library, which runs nothing of ours.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver);
-        }
-        let mut version = 0;
-        // cudarc panics when it first calls a function that the driver lacks.
-        let opened = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: the driver writes one number.
-            let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
-            asked.map_err(|error| failed(ordinal, "say its driver's version", error))?;
-            if version < VERSION_MIN {
-                let (major, minor) = (VERSION_MIN / 1000, VERSION_MIN % 1000 / 10);
-                let reason = format!("expected {major}.{minor} or newer; install a newer driver");
-                return Err(Error::DriverTooOld { version, reason });
-            }
+        with_driver(ordinal, |version| {
             let device = Arc::new(Self::start(ordinal, version, cache)?);
             device.probe()?;
             Ok(device)
-        }));
-        opened.unwrap_or_else(|panic| {
-            let said = panic.downcast_ref::<String>().map(String::as_str);
-            let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-            let reason = format!("{}; install a newer driver", said.unwrap_or("and lacks a function"));
-            Err(Error::DriverTooOld { version, reason })
+        })
+    }
+
+    /// Lists the devices that the driver shows, in the order of their numbers. It makes no context
+    /// and compiles nothing, so it takes no memory of a device.
+    ///
+    /// # Errors
+    /// There is no driver, it is too old, or it does not start.
+    pub fn list() -> Result<Vec<Listed>, Error> {
+        with_driver(0, |_| {
+            let listed = |ordinal: usize| -> Result<Listed, Error> {
+                let failed = |what| move |error| failed(ordinal, what, error);
+                let device = result::device::get(ordinal as i32).map_err(failed("be found"))?;
+                let name = result::device::get_name(device).map_err(failed("say its name"))?;
+                // SAFETY: the driver has just given the device.
+                let memory =
+                    unsafe { result::device::total_mem(device) }.map_err(failed("say its memory"))?;
+                let uuid = result::device::get_uuid(device).map_err(failed("say its number"))?;
+                let uuid = uuid_text(bytemuck::cast(uuid.bytes));
+                Ok(Listed { name, memory_bytes: memory as u64, uuid })
+            };
+            (0..count()?).map(listed).collect()
         })
     }
 
@@ -131,10 +134,7 @@ impl Device {
 
     fn start(ordinal: usize, version: i32, cache: Option<&Path>) -> Result<Self, Error> {
         let failed = |what| move |error| failed(ordinal, what, error);
-        let found = match CudaContext::device_count() {
-            Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => 0,
-            count => usize::try_from(count.map_err(failed("start its driver"))?).unwrap_or(0),
-        };
+        let found = count()?;
         if ordinal >= found {
             return Err(Error::NoDevice { ordinal, found });
         }
@@ -454,6 +454,53 @@ impl Drop for Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Device({}: {})", self.ordinal, self.name)
+    }
+}
+
+/// Calls the driver, if there is one that is new enough. `act` gets the version of CUDA that it
+/// supports. An error names device `ordinal`.
+fn with_driver<T>(ordinal: usize, act: impl FnOnce(i32) -> Result<T, Error>) -> Result<T, Error> {
+    // SAFETY: opens and closes the library, which runs nothing of ours.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
+    }
+    let mut version = 0;
+    // cudarc panics when it first calls a function that the driver lacks.
+    let acted = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: the driver writes one number.
+        let asked = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
+        asked.map_err(|error| failed(ordinal, "say its driver's version", error))?;
+        if version < VERSION_MIN {
+            let (major, minor) = (VERSION_MIN / 1000, VERSION_MIN % 1000 / 10);
+            let reason = format!("expected {major}.{minor} or newer; install a newer driver");
+            return Err(Error::DriverTooOld { version, reason });
+        }
+        act(version)
+    }));
+    acted.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<String>().map(String::as_str);
+        let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
+        let reason = format!("{}; install a newer driver", said.unwrap_or("and lacks a function"));
+        Err(Error::DriverTooOld { version, reason })
+    })
+}
+
+/// Writes a UUID in its usual form.
+fn uuid_text(bytes: [u8; 16]) -> String {
+    let mut text = String::new();
+    for (place, byte) in bytes.iter().enumerate() {
+        let dash = if [4, 6, 8, 10].contains(&place) { "-" } else { "" };
+        text += &format!("{dash}{byte:02x}");
+    }
+    text
+}
+
+/// Returns the number of devices.
+fn count() -> Result<usize, Error> {
+    match CudaContext::device_count() {
+        Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
+        Err(error) => Err(failed(0, "start its driver", error)),
+        Ok(count) => Ok(usize::try_from(count).unwrap_or(0)),
     }
 }
 

@@ -241,6 +241,18 @@ DRIVER Result cuDeviceGetName(char* name, int length, int) {
     return SUCCESS;
 }
 
+DRIVER Result cuDeviceTotalMem_v2(std::size_t* bytes, int) {
+    *bytes = TOTAL;
+    return SUCCESS;
+}
+
+// `nvml.cpp` has the same numbers.
+DRIVER Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
+    std::memset(uuid, 0, 16);
+    uuid[15] = (unsigned char)device;
+    return SUCCESS;
+}
+
 DRIVER Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
         case 75:  // The major number of the compute capability.

@@ -43,6 +43,11 @@ impl Job {
         }
     }
 
+    /// Fails the job, because nobody is left that trains it or exports what is trained.
+    pub(crate) fn abandon(&mut self, now: Now, reason: String) {
+        self.stop(now, failed(reason), Salvage::Nothing);
+    }
+
     /// Ends the job early. Once its end is decided, this only adds to the reason. A job whose
     /// predictions are delivered has succeeded, whatever happens then.
     pub(super) fn stop(&mut self, now: Now, end: End, salvage: Salvage) {

@@ -64,8 +64,8 @@ pub(super) struct Evaluations {
     metrics: Option<Vec<Metric>>,
     /// The version that is measured next. `None`: the measurements of all have begun.
     next: Option<Version>,
-    /// Number of records with the largest losses that are listed of each set.
-    worst: usize,
+    /// The empty list of the worst records of a set.
+    worst: Worst,
     /// Versions that are being measured, oldest first.
     running: VecDeque<Running>,
     /// Records whose measurement was reported, over all versions.
@@ -139,13 +139,12 @@ impl Evaluations {
             Some(measured) => when.after(measured),
             None => when.from(Version(0)),
         };
-        Self { when, sets, metrics, next, worst: 0, running: VecDeque::new(), records_done: 0 }
+        Self { when, sets, metrics, next, worst: Worst::default(), running: VecDeque::new(), records_done: 0 }
     }
 
-    /// Sets how many records with the largest losses are listed of each set.
-    pub(super) const fn listing(mut self, worst: usize) -> Self {
-        self.worst = worst;
-        self
+    /// Sets what is listed of each set: `worst` is the empty list of records.
+    pub(super) fn listing(self, worst: Worst) -> Self {
+        Self { worst, ..self }
     }
 
     /// Begins unfinished measurements again, because their leases have ended. `rewound`: a step;
@@ -189,7 +188,7 @@ impl Evaluations {
                 begun.extend(starts.enumerate().map(shard));
                 mergers.push(Merger::new(begun.len() - before));
             }
-            let worst = vec![Worst::new(self.worst); mergers.len()];
+            let worst = vec![self.worst.clone(); mergers.len()];
             self.running.push_back(Running { version, mergers, worst });
             self.next = self.when.after(version);
         }
@@ -229,7 +228,7 @@ impl Evaluations {
 
     /// Returns the worst records of a worker's answer.
     fn check_worst(&self, found: &pb::Evaluated) -> Result<Vec<RecordLoss>, String> {
-        let expected = (self.worst as u64).min(found.samples);
+        let expected = (self.worst.most() as u64).min(found.samples);
         if found.worst.len() as u64 != expected {
             return Err(format!(
                 "Evaluated.worst: expected {expected} records (evaluation.worst), found {}; start a worker of this version",
@@ -427,11 +426,16 @@ mod tests {
 
     #[test]
     fn the_worst_records_of_all_shards_are_listed_in_whatever_order_they_arrive() {
-        let evaluations = || Evaluations::new(epochs(), of(1500), Some(vec![]), None).listing(3);
+        let evaluations = || {
+            let worst = Worst::new(3).with_previews(2);
+            Evaluations::new(epochs(), of(1500), Some(vec![]), None).listing(worst)
+        };
         let found = |shard: &Shard, losses: &[(u64, f64)]| {
             let answer = encoded(Evaluation { samples: shard.end - shard.begin, ..Evaluation::default() });
-            let worst =
-                losses.iter().map(|&(record, loss)| pb::RecordLoss { record, loss, ..Default::default() });
+            let worst = losses.iter().map(|&(record, loss)| {
+                let preview = Some(pb::Preview { text: record.to_string(), ..Default::default() });
+                pb::RecordLoss { record, loss, preview, ..Default::default() }
+            });
             pb::Evaluated { worst: worst.collect(), ..answer }
         };
         let losses = [&[(4, 2.0), (7, 1.0), (3, 0.5)][..], &[(1400, 1.5), (1100, 1.0), (1101, 1.0)]];
@@ -440,8 +444,11 @@ mod tests {
             let shards = evaluations.begin(Step(2));
             let [first, last] =
                 order.map(|at: usize| record(&mut evaluations, &shards[at], found(&shards[at], losses[at])));
-            let listed = last[0].sets[0].worst.iter().map(|found| (found.record, found.loss));
+            let worst = &last[0].sets[0].worst;
+            let listed = worst.iter().map(|found| (found.record, found.loss));
             assert_eq!((first, listed.collect::<Vec<_>>()), (vec![], vec![(4, 2.0), (1400, 1.5), (7, 1.0)]));
+            let shown = worst.iter().map(|found| found.preview.as_ref().map(|preview| preview.text.as_str()));
+            assert_eq!(shown.collect::<Vec<_>>(), [Some("4"), Some("1400"), None]);
         }
         let mut evaluations = evaluations();
         let shard = evaluations.begin(Step(2))[0];

@@ -172,7 +172,7 @@ impl Job {
     }
 
     /// Returns whether it was decided before it trained to its end.
-    pub(super) fn ends_early(&self) -> bool {
+    pub(crate) fn ends_early(&self) -> bool {
         self.phase.end().is_some_and(|end| end.state != JobState::Succeeded)
     }
 }

@@ -350,6 +350,7 @@ impl Job {
             samples_before: numbers.samples_before,
             hangs: Vec::new(),
             idle: Vec::new(),
+            devices: Vec::new(),
             numerics: self.numerics.iter().map(Into::into).collect(),
             data_wait: numbers.data_wait(),
             numerics_class: self.control.demand.class().cloned().map(Into::into),

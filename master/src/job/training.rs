@@ -80,7 +80,7 @@ impl Training {
                 // A program that drives the model names metrics only when it measures.
                 let metrics = (!spec.is_driven()).then(|| spec.model.metrics.clone());
                 let evaluations = Evaluations::new(when, sets, metrics, measured);
-                (from_here(), evaluations.listing(spec.evaluation.worst as usize))
+                (from_here(), evaluations.listing(spec.worst()))
             }
             Some(before) if consistency.order == Order::Arrival => (before.losses, before.evaluations),
             Some(before) => (from_here(), before.evaluations),

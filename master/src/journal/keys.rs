@@ -5,6 +5,7 @@
 //!   job/00000000000000000007                           JobRecord
 //!   event/00000000000000000007/00000000000000000001    Event
 //!   index/64 HEX DIGITS                                IndexRecord
+//!   script/00000000000000000007                        ScriptRecord
 //! ```
 
 use std::ops::Range;
@@ -19,6 +20,9 @@ pub(crate) const JOBS: &str = "job/";
 
 /// What keys of events begin with.
 const EVENTS: &str = "event/";
+
+/// What keys of scripts begin with.
+const SCRIPTS: &str = "script/";
 
 /// What keys of indexes of files begin with.
 const INDEXES: &str = "index/";
@@ -51,6 +55,16 @@ pub(crate) fn job_of(key: &str) -> Option<JobId> {
 /// Returns the keys of all records of jobs.
 pub(crate) fn jobs() -> Range<String> {
     within(JOBS)
+}
+
+/// Returns a script's record.
+pub(crate) fn script(id: JobId) -> String {
+    format!("{SCRIPTS}{:020}", id.get())
+}
+
+/// Returns the keys of all records of scripts.
+pub(crate) fn scripts() -> Range<String> {
+    within(SCRIPTS)
 }
 
 /// Returns the keys of the events of all jobs.
@@ -103,6 +117,7 @@ mod tests {
         assert_eq!((job_of(&job(JobId(7))), event_of(&event(JobId(12), 3))), (Some(JobId(7)), Some(3)));
         assert_eq!(job_of_event(&event(JobId(12), 3)), Some(JobId(12)));
         assert!(job(JobId(2)) < job(JobId(10)) && jobs().contains(&job(JobId(u64::MAX))));
+        assert!(scripts().contains(&script(JobId(7))) && !jobs().contains(&script(JobId(7))));
     }
 
     #[test]

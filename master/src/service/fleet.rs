@@ -87,6 +87,7 @@ impl Fleet for FleetService {
         let request = request.into_inner();
         caller.may_join_as(request.role())?;
         caller.may_take_part(!request.program.is_empty())?;
+        caller.may_name(Some(JobId(request.script)).filter(|script| *script != JobId(0)))?;
         Ok(Response::new(self.shared.act(|books, now| books.register(now, &request))?))
     }
 
@@ -127,6 +128,7 @@ impl Fleet for FleetService {
         let id = JobId(request.into_inner().job);
         let reply = self.shared.act(|books, _| {
             sender.is_member(books)?;
+            books.check_script(sender.caller.script(), id)?;
             books.reply_for(id)
         })?;
         if !(reply.skipped_train.is_empty() && reply.skipped_validation.is_empty()) {
@@ -234,6 +236,7 @@ impl Fleet for FleetService {
         artifact_name(&name)?;
         let artifact = self.shared.act(|books, _| {
             sender.is_member(books)?;
+            books.check_script(sender.caller.script(), id)?;
             let input = &books.job(id)?.input;
             let found = input.iter().find(|artifact| artifact.name == name).cloned();
             found.ok_or_else(|| {

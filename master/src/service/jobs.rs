@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use net::security::Caller;
+use net::security::{Caller, TokenRole};
 use proto::artifact::{INITIAL, SCRIPT};
 use proto::convert::required;
 use proto::ids::JobId;
@@ -12,7 +12,6 @@ use proto::pb::jobs_server::Jobs;
 use proto::pb::submit_request::Part;
 use proto::spec::JobSpec;
 use proto::status::{Failure, Kind};
-use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Answers, Messages, nothing};
@@ -22,6 +21,7 @@ use crate::clock::Now;
 use crate::job::{Job, Resume};
 use crate::membership::Membership;
 use crate::owner::Owner;
+use crate::scripts::ELECTION;
 use crate::shared::{Shared, leaving};
 
 /// Events that are copied under one lock.
@@ -63,7 +63,6 @@ impl Jobs for JobsService {
         request: Request<Streaming<pb::SubmitRequest>>,
     ) -> Result<Response<pb::SubmitReply>, Status> {
         let caller = Caller::of(&request);
-        let owner = Owner::of(&caller);
         let mut requests = Messages::of(request, self.shared.stream_silence);
         let malformed = |message: &str| Status::from(Failure::new(Kind::Malformed, message));
         let first = requests.next().await?.ok_or_else(|| nothing("SubmitRequest"))?;
@@ -73,6 +72,20 @@ impl Jobs for JobsService {
         let spec = JobSpec::from_json(&spec)?;
         let resume = Resume::of(first.resume, first.resume_anyway);
         let join = first.join;
+        let script = Some(JobId(first.script)).filter(|script| *script != JobId(0));
+        if script.is_some() && !join {
+            return Err(malformed("SubmitRequest.script: expected with `join` alone"));
+        }
+        caller.may_name(script)?;
+        let owner = match caller.script() {
+            // The agent's token is not the owner's. The limits were those of the script.
+            Some(script) => {
+                let name =
+                    self.shared.act(|books, _| books.script(script).map(|script| script.owner.clone()))?;
+                Owner { name, ..Owner::default() }
+            }
+            None => Owner::of(&caller),
+        };
         caller.may_take_part(spec.is_driven())?;
         match &spec.checkpoint {
             Some(checkpoint) => {
@@ -91,12 +104,12 @@ impl Jobs for JobsService {
         // Refused before its files travel.
         self.shared.check_journal()?;
         // Limits are for new jobs.
-        if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec))? {
+        if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec, script))? {
             return Ok(Response::new(reply));
         }
         self.shared.act(|books, _| {
             books.check_owner(&owner, 0)?;
-            books.admit(&spec).map(drop)
+            books.admit_for(script, &spec).map(drop)
         })?;
         let mut receiving = self.shared.artifacts.receive(&owner.name)?;
         while let Some(request) = requests.next().await? {
@@ -129,19 +142,25 @@ impl Jobs for JobsService {
             // One after the other, so that the number is still the next one when the files lie
             // under it.
             let _next = self.shared.submitting.lock().await;
-            if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec))? {
+            if join && let Some(reply) = self.shared.act(|books, _| books.join(&spec, script))? {
                 return Ok(Response::new(reply));
             }
             let check = |books: &Books, of_owner| books.check_owner(&owner, of_owner);
             let id = self.shared.act(|books, _| {
                 check(books, received.of_owner())?;
-                books.admit(&spec)
+                books.admit_for(script, &spec)
             })?;
             let input = self.shared.artifacts.adopt(&received, id, Folder::Input)?;
             self.shared.act(|books, now| {
                 check(books, received.of_owner())?;
-                let id = books.admit(&spec)?;
-                let reply = books.submit(now, id, spec.clone(), input, resume, owner.name.clone());
+                let id = books.admit_for(script, &spec)?;
+                let reply = match script {
+                    Some(script) => {
+                        books.script(script)?;
+                        books.submit_of_script(now, id, spec.clone(), input, script)
+                    }
+                    None => books.submit(now, id, spec.clone(), input, resume, owner.name.clone()),
+                };
                 received.given();
                 Ok::<_, Failure>(reply)
             })?
@@ -152,25 +171,21 @@ impl Jobs for JobsService {
     }
 
     async fn list(&self, request: Request<pb::ListRequest>) -> Result<Response<pb::ListReply>, Status> {
-        let request = request.into_inner();
-        Ok(Response::new(self.shared.act(|books, now| books.list(now, request))))
+        let (script, request) = (Caller::of(&request).script(), request.into_inner());
+        Ok(Response::new(self.shared.act(|books, now| books.list(now, request, script))))
     }
 
     async fn status(&self, request: Request<pb::StatusRequest>) -> Result<Response<pb::JobStatus>, Status> {
-        let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| books.status(now, &name))?;
+        let (script, name) = (Caller::of(&request).script(), request.into_inner().job);
+        let status = self.shared.act(|books, now| books.status(now, &books.named(script, &name)?))?;
         Ok(Response::new(status))
     }
 
     async fn watch(&self, request: Request<pb::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let script = Caller::of(&request).script();
         let pb::WatchRequest { job: name, after } = request.into_inner();
-        let (job, news) = self.shared.act(|books, _| {
-            let id = books.find(&name)?;
-            // A job that has ended brings no news.
-            let news = books.job(id).map_or_else(|_| watch::channel(0).1, |job| job.log.watch());
-            Ok::<_, Failure>((id, news))
-        })?;
-        let watcher = Watcher { shared: self.shared.clone(), job, after, news, events: VecDeque::new() };
+        let job = self.shared.act(|books, _| books.find(&books.named(script, &name)?))?;
+        let watcher = Watcher { shared: self.shared.clone(), job, after, events: VecDeque::new() };
         let events = futures::stream::try_unfold(watcher, |mut watcher| async move {
             Ok(watcher.next().await?.map(|event| (event, watcher)))
         });
@@ -178,7 +193,9 @@ impl Jobs for JobsService {
     }
 
     async fn cancel(&self, request: Request<pb::CancelRequest>) -> Result<Response<pb::JobStatus>, Status> {
+        let caller = Caller::of(&request);
         let pb::CancelRequest { job, force } = request.into_inner();
+        let job = may_cancel(&caller, &job, |script| self.shared.act(|books, _| books.named(script, &job)))?;
         if force && let Some(status) = self.shared.act(|books, _| books.give_up(&job)) {
             self.shared.durable().await?;
             return Ok(Response::new(status));
@@ -209,8 +226,8 @@ impl Jobs for JobsService {
     }
 
     async fn fetch(&self, request: Request<pb::FetchRequest>) -> Result<Response<Self::FetchStream>, Status> {
-        let name = request.into_inner().job;
-        let status = self.shared.act(|books, now| books.status(now, &name))?;
+        let (script, name) = (Caller::of(&request).script(), request.into_inner().job);
+        let status = self.shared.act(|books, now| books.status(now, &books.named(script, &name)?))?;
         if status.artifacts.is_empty() {
             let state = status.state().name();
             let message = format!("job {} has no files; it is {state}: {}", status.name, status.reason);
@@ -223,6 +240,28 @@ impl Jobs for JobsService {
             .flat_map(move |artifact| shared.artifacts.parts(JobId(status.job), Folder::Output, &artifact));
         Ok(Response::new(Box::pin(futures::stream::iter(files.map(|part| part.map_err(Status::from))))))
     }
+}
+
+/// Returns the job that a caller may cancel. A program ends the election of its script alone, by
+/// its name there, which `named` finds.
+///
+/// # Errors
+/// The caller may not cancel it, or it is not known.
+fn may_cancel(
+    caller: &Caller,
+    job: &str,
+    named: impl FnOnce(Option<JobId>) -> Result<String, Failure>,
+) -> Result<String, Failure> {
+    let is_program = caller.role() == Some(TokenRole::Script) || caller.script().is_some();
+    if is_program && (caller.script().is_none() || !job.ends_with(ELECTION)) {
+        let message = format!(
+            "a program may not cancel `{}`; that takes a token of the role operate",
+            job.escape_debug()
+        );
+        caller.refuse("a program that cancels a job", &message);
+        return Err(Failure::new(Kind::Denied, message));
+    }
+    named(caller.script())
 }
 
 /// Returns the failure for a folder, by its key in the job file, that jobs of this master cannot
@@ -243,7 +282,6 @@ struct Watcher {
     shared: Arc<Shared>,
     job: JobId,
     after: u64,
-    news: watch::Receiver<u64>,
     /// Read and not yet sent.
     events: VecDeque<pb::Event>,
 }
@@ -256,9 +294,12 @@ impl Watcher {
                 self.after = event.sequence;
                 return Ok(Some(event));
             }
-            self.news.mark_unchanged();
             let (after, id) = (self.after, self.job);
-            let (recent, ended) = self.shared.act(|books, _| books.events(id, after, EVENTS_AT_ONCE))?;
+            // A script gets a job while it is watched, so each look says again what to wait for.
+            let (recent, ended, mut news) = self.shared.act(|books, _| {
+                let (recent, ended) = books.events(id, after, EVENTS_AT_ONCE)?;
+                Ok::<_, Failure>((recent, ended, books.watch(id)))
+            })?;
             // Nobody sees what a restart may forget.
             self.shared.durable().await?;
             let events = match recent {
@@ -283,7 +324,7 @@ impl Watcher {
                     () = self.shared.stopping.cancelled() => return Err(leaving()),
                     // An error means that the job has ended or was forgotten, which the next look
                     // tells.
-                    _ = self.news.changed() => {}
+                    _ = news.changed() => {}
                 }
             }
         }

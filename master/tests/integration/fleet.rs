@@ -7,6 +7,7 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::pb::fleet_client::FleetClient;
 use proto::pb::lease::Work;
+use proto::spec::DeviceKind;
 use proto::status::{Failure, Kind};
 
 use crate::fake_ps::FakePs;
@@ -357,4 +358,69 @@ async fn the_status_of_a_job_says_why_a_worker_is_idle() {
     a.until_exported().await;
     cluster.reach("digits", JobState::Succeeded).await;
     assert_eq!(idle("digits").await, [], "it has ended");
+}
+
+#[tokio::test]
+async fn status_and_metrics_tell_the_devices_of_the_workers_that_take_part() {
+    let cluster = Cluster::start().await;
+    let _ps = FakePs::start(&cluster.url, "ps-0").await;
+    let _a = Worker::join_on(&cluster, "a", "cuda:0", 80 << 30).await;
+    let _b = Worker::join_on(&cluster, "b", "cuda:0", 80 << 30).await;
+    let _c = Worker::join(&cluster, "c").await;
+    let job = cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
+    let taking_part = async {
+        loop {
+            let devices = cluster.status(&job).await.expect("a job").devices;
+            if devices.iter().map(|group| group.count).sum::<u32>() == 3 {
+                return devices;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let devices = soon("all workers take part", taking_part).await;
+    let told =
+        |group: &pb::WorkersOnDevice| (group.device.clone(), group.memory_bytes, group.workers.clone());
+    let named = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let told: Vec<_> = devices.iter().map(told).collect();
+    let cuda = ("cuda:0".to_owned(), 80_u64 << 30, named(&["a", "b"]));
+    assert_eq!(told, [cuda, ("cpu".to_owned(), 0, named(&["c"]))]);
+    assert_eq!(devices[0].numerics.as_ref().expect("a class").class, "unknown");
+    let metrics = cluster.master.metrics();
+    assert_eq!((metrics.workers_live, metrics.workers_cuda_live), (3, 2));
+}
+
+#[tokio::test]
+async fn a_job_for_cuda_devices_waits_for_one_with_enough_memory_and_says_why() {
+    let cluster = Cluster::start().await;
+    let _ps = FakePs::start(&cluster.url, "ps-0").await;
+    let mut cpu = Worker::join(&cluster, "cpu").await;
+    let mut small = Worker::join_on(&cluster, "small", "cuda:0", 8 << 30).await;
+    let spec = job(|spec| {
+        spec.fleet.device = Some(DeviceKind::Cuda);
+        spec.fleet.device_memory = Some(16 << 30);
+    });
+    let job = cluster.submit(&spec, &[]).await.expect("a good job");
+    let told = "waits for workers (0 of 1 live) on a CUDA device with at least 16.0 GiB; standing by are 1 on cpu, 1 on \
+                cuda:0 with 8.0 GiB";
+    let waiting = async {
+        loop {
+            let status = cluster.status(&job).await.expect("a job");
+            if status.state() == JobState::Pending && status.reason == told {
+                return status;
+            }
+            assert!(!status.state().is_end(), "{status:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let status = soon(told, waiting).await;
+    let why: Vec<_> = status.idle.iter().map(|idle| (idle.why(), idle.workers.join(","))).collect();
+    let other = |name: &str| (pb::Why::OtherDevice, name.to_owned());
+    assert!(why.contains(&other("cpu")) && why.contains(&other("small")), "{why:?}");
+    for worker in [&mut cpu, &mut small] {
+        assert!(worker.maybe_lease(Duration::ZERO).await.is_none());
+    }
+    let mut large = Worker::join_on(&cluster, "large", "cuda:1", 80 << 30).await;
+    large.until_exported().await;
+    cluster.reach(&job, JobState::Succeeded).await;
+    assert_eq!(cluster.status(&job).await.expect("a job").workers_seen, 1);
 }

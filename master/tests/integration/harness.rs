@@ -312,13 +312,24 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub(crate) async fn join(cluster: &Cluster, name: &str) -> Self {
+        Self::join_on(cluster, name, "cpu", 0).await
+    }
+
+    /// Joins as a worker on a device with so much memory.
+    pub(crate) async fn join_on(
+        cluster: &Cluster,
+        name: &str,
+        device: &str,
+        device_memory_bytes: u64,
+    ) -> Self {
         let mut fleet = FleetClient::new(cluster.channel());
         let register = pb::RegisterRequest {
             role: pb::ProcessRole::Worker.into(),
             name: name.to_owned(),
             program_version: proto::PROGRAM_VERSION.to_owned(),
             threads: 1,
-            device: "cpu".to_owned(),
+            device: device.to_owned(),
+            device_memory_bytes,
             ..Default::default()
         };
         let pb::RegisterReply { incarnation, secret, .. } =

@@ -5,6 +5,7 @@ mod control;
 mod ending;
 mod fake_ps;
 mod fleet;
+mod forwarded;
 mod harness;
 mod indexes;
 mod jobs;

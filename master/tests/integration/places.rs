@@ -89,7 +89,7 @@ fn keys(folder: &Path, bytes: u64) -> (Keys, Keys) {
 fn keys_of(folder: &Path, role: TokenRole, jobs_max: Option<u64>, bytes: Option<u64>) -> (Keys, Keys) {
     let text = "a-token-that-is-long-enough";
     let (list, token) = (folder.join("tokens.toml"), folder.join("token"));
-    std::fs::write(&list, tokens::entry("anna", role, text, jobs_max, bytes)).expect("written");
+    std::fs::write(&list, tokens::entry("anna", role, text, jobs_max, bytes, false)).expect("written");
     std::fs::write(&token, text).expect("written");
     let load = |options| Keys::load(options).expect("good keys");
     (

@@ -49,16 +49,22 @@ pub fn script_with_weights(
     Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
 }
 
-/// Returns the number of CUDA devices that this process can compute on.
+/// Returns the number of CUDA devices on which libtorch computes.
+///
+/// # Errors
+/// libtorch does not start, or its CUDA half is not there or does not load.
 #[cfg(feature = "torch")]
-pub fn cuda_devices() -> usize {
+pub fn cuda_devices() -> Result<usize> {
     torch::cuda_devices()
 }
 
-/// Returns the number of CUDA devices that this process can compute on: 0 without libtorch.
+/// Fails: the pure engine computes on the CPU.
+///
+/// # Errors
+/// Always [`Error::NoTorch`](crate::Error::NoTorch).
 #[cfg(not(feature = "torch"))]
-pub fn cuda_devices() -> usize {
-    0
+pub fn cuda_devices() -> Result<usize> {
+    Err(crate::error::Error::NoTorch("a worker on a CUDA device".to_owned()))
 }
 
 /// Returns the numerics class of gradients computed on `device` with `threads` threads. A process

@@ -2,18 +2,15 @@
 //! processes.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
+
+use crate::descriptors;
 
 /// A mapping of a whole file in memory.
 #[derive(Debug)]
@@ -128,23 +125,11 @@ pub(super) fn open(file: OwnedFd) -> io::Result<Mapping> {
 
 /// Sends a descriptor over a Unix socket.
 pub(super) fn send(socket: impl AsFd, file: impl AsFd) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let files = [file.as_fd()];
-    control.push(SendAncillaryMessage::ScmRights(&files));
-    rustix::net::sendmsg(socket, &[IoSlice::new(&[0])], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(())
+    descriptors::send(socket, &[0], file)
 }
 
 /// Receives a descriptor over a Unix socket.
 pub(super) fn receive(socket: impl AsFd) -> io::Result<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut byte = [0];
-    rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
-    let mut files = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    files.next().ok_or_else(|| io::Error::other("a message without a descriptor"))
+    let (_, file) = descriptors::receive(socket, &mut [0])?;
+    file.ok_or_else(|| io::Error::other("a message without a descriptor"))
 }

@@ -3,6 +3,10 @@
 //! A connection knows its door ([`Guest`]), and the door knows the tokens. A connection that came
 //! through no door (a pipe inside this process, a simulated network) may make every call. An
 //! accepted call carries its [`Caller`].
+//!
+//! An agent forwards calls of a script's processes. It names the script in the header [`SCRIPT`],
+//! which takes rights away: such a call does what a program with a loop of its own does, for jobs
+//! of this script alone.
 
 use std::future::ready;
 use std::pin::Pin;
@@ -10,21 +14,26 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::header::AUTHORIZATION;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use proto::ids::JobId;
 use proto::pb::ProcessRole;
 use proto::status::{Failure, Kind, kind_named};
 use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Layer, Service};
 
-use super::table::{self, Whose};
+use super::table::{self, TokenRole, Whose};
 use super::tokens::Token;
 use super::visit::Guest;
+
+/// Header with the number of the script for whose process an agent makes a call.
+pub(crate) const SCRIPT: HeaderName = HeaderName::from_static("ebb-script");
 
 impl Guest {
     /// Returns the caller, if it may make this call.
     fn admit(&self, call: &str, headers: &HeaderMap) -> Result<Caller, Failure> {
-        let caller = |token| Caller { token, guest: self.clone() };
+        let script = headers.get(SCRIPT).map(script).transpose()?;
+        let caller = |token| Caller { token, guest: self.clone(), script };
         let Some(visit) = self.visit() else { return Ok(caller(None)) };
         let loaded = visit.keys().loaded();
         let Some(tokens) = &loaded.tokens else {
@@ -43,7 +52,8 @@ impl Guest {
                 })?)
             }
         };
-        table::decide(call, token.as_ref().map(|token| token.role)).map_err(|failure| {
+        let role = token.as_ref().map(|token| effective(token.role, script));
+        table::decide(call, role).map_err(|failure| {
             // Text that a stranger chooses must not become part of the remembered key.
             let about = table::whose(call).map_or("", |_| call);
             match (&token, failure.kind) {
@@ -87,14 +97,45 @@ impl Guest {
 pub struct Caller {
     token: Option<Arc<Token>>,
     guest: Guest,
+    /// The script for whose process an agent makes the call.
+    script: Option<JobId>,
 }
 
 impl Caller {
     /// Returns the caller of a request. A request that did not pass [`Guard`] has a caller that
     /// needs no token.
     pub fn of<T>(request: &tonic::Request<T>) -> Self {
-        let unasked = || Self { token: None, guest: Guest::of_the_house() };
+        let unasked = || Self { token: None, guest: Guest::of_the_house(), script: None };
         request.extensions().get().cloned().unwrap_or_else(unasked)
+    }
+
+    /// Returns the caller of a request that did not go through tonic's codec.
+    pub fn of_http<T>(request: &Request<T>) -> Option<&Self> {
+        request.extensions().get()
+    }
+
+    /// Returns the script for whose process an agent makes the call. Such a call reaches jobs of
+    /// this script alone.
+    pub const fn script(&self) -> Option<JobId> {
+        self.script
+    }
+
+    /// Returns the role in which the caller acts, if the server asks for tokens.
+    pub fn role(&self) -> Option<TokenRole> {
+        self.token().map(|token| effective(token.role, self.script))
+    }
+
+    /// Checks that a call which names the script `named` is not a forwarded one of another script.
+    ///
+    /// # Errors
+    /// It is.
+    pub fn may_name(&self, named: Option<JobId>) -> Result<(), Failure> {
+        let Some(script) = self.script.filter(|script| Some(*script) != named) else { return Ok(()) };
+        let named = named.map_or_else(|| "none".to_owned(), |named| named.to_string());
+        let message =
+            format!("a process of script {script} takes part in its jobs alone, and this call names {named}");
+        self.refuse("a process that goes beyond its script", &message);
+        Err(Failure::new(Kind::Denied, message))
     }
 
     /// Returns the token, if the server asks for tokens.
@@ -117,9 +158,12 @@ impl Caller {
     /// # Errors
     /// The token has another role.
     pub fn may_join_as(&self, process: ProcessRole) -> Result<(), Failure> {
-        let Some(role) = self.token().map(|token| token.role).filter(|role| !role.may_join_as(process))
-        else {
-            return Ok(());
+        let may = |role: &TokenRole| role.may_join_as(process);
+        let is_forwarded = self.script.is_some() && process != ProcessRole::Worker;
+        let role = match self.role() {
+            Some(role) if !may(&role) => role,
+            None if is_forwarded => TokenRole::Script,
+            _ => return Ok(()),
         };
         let process = match process {
             ProcessRole::Ps => "a ps",
@@ -131,13 +175,28 @@ impl Caller {
         Err(Failure::new(Kind::Denied, message))
     }
 
+    /// Checks that the caller may send scripts, whose code agents run.
+    ///
+    /// # Errors
+    /// The token has no such right.
+    pub fn may_send_scripts(&self) -> Result<(), Failure> {
+        let Some(token) = self.token().filter(|token| !token.scripts) else { return Ok(()) };
+        let message = format!(
+            "the token of `{}` may not send scripts, whose code runs on workers; an operator allows it with `scripts = \
+             true` in the list of tokens",
+            token.name
+        );
+        self.refuse("a script of somebody who may send none", &message);
+        Err(Failure::new(Kind::Denied, message))
+    }
+
     /// Checks that the caller may have a job or a worker of this kind. `is_driven`: a program
     /// drives it with a loop of its own.
     ///
     /// # Errors
     /// The token is for programs alone, and this is none.
     pub fn may_take_part(&self, is_driven: bool) -> Result<(), Failure> {
-        match self.token().map(|token| token.role) {
+        match self.role().or(self.script.map(|_| TokenRole::Script)) {
             Some(role) if role.is_for_programs() && !is_driven => {
                 let message = format!(
                     "a token of the role `{role}` is for ebbflow.join alone; submit other jobs and start other workers \
@@ -149,6 +208,22 @@ impl Caller {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the role in which a bearer acts. A worker that forwards a call for a script acts as a
+/// program.
+fn effective(role: TokenRole, script: Option<JobId>) -> TokenRole {
+    match (role, script) {
+        (TokenRole::Worker, Some(_)) => TokenRole::Script,
+        (role, _) => role,
+    }
+}
+
+/// Reads the number of a script.
+fn script(value: &HeaderValue) -> Result<JobId, Failure> {
+    let number = value.to_str().ok().and_then(|text| text.parse().ok()).filter(|number| *number > 0);
+    let wrong = || Failure::new(Kind::Malformed, "ebb-script: expected the number of a script");
+    number.map(JobId).ok_or_else(wrong)
 }
 
 /// Layer that puts a guard before the services of a server.

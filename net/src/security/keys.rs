@@ -265,7 +265,7 @@ mod tests {
     use crate::security::TokenRole;
 
     fn list(token: &str) -> String {
-        tokens::entry("anna", TokenRole::Submit, token, None, None)
+        tokens::entry("anna", TokenRole::Submit, token, None, None, false)
     }
 
     fn knows(keys: &Keys, token: &str) -> bool {

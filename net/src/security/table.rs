@@ -57,6 +57,11 @@ impl TokenRole {
         matches!(self, Self::Script)
     }
 
+    /// Returns whether a bearer may be given the right to send scripts.
+    pub const fn may_send_scripts(self) -> bool {
+        matches!(self, Self::Submit | Self::Operate)
+    }
+
     /// Returns whether the bearer may join the fleet in the role `process`. A worker must not
     /// become a ps, which gets weights.
     pub const fn may_join_as(self, process: ProcessRole) -> bool {
@@ -98,19 +103,24 @@ pub enum Whose {
 
 const USERS: Whose = Whose::Of(&[TokenRole::Read, TokenRole::Submit, TokenRole::Operate, TokenRole::Script]);
 const SUBMITTERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate, TokenRole::Script]);
+// A program of the role `script` submits its own job alone, and no code for others.
+const SENDERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate]);
 const OPERATORS: Whose = Whose::Of(&[TokenRole::Operate]);
 const WORKERS: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Script]);
+const AGENTS: Whose = Whose::Of(&[TokenRole::Worker]);
+// The handler lets a program stop nothing but the election of its own script.
+const CANCELLERS: Whose = Whose::Of(&[TokenRole::Operate, TokenRole::Script]);
 const PROCESSES: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Ps, TokenRole::Script]);
 const PS: Whose = Whose::Of(&[TokenRole::Ps]);
 const MASTERS: Whose = Whose::Of(&[TokenRole::Master]);
 
 /// Table of calls: the call's path in HTTP/2, and its allowed callers.
-const TABLE: [(&str, Whose); 34] = [
+const TABLE: [(&str, Whose); 39] = [
     ("/ebbflow.v1.Jobs/Submit", SUBMITTERS),
     ("/ebbflow.v1.Jobs/List", USERS),
     ("/ebbflow.v1.Jobs/Status", USERS),
     ("/ebbflow.v1.Jobs/Watch", USERS),
-    ("/ebbflow.v1.Jobs/Cancel", OPERATORS),
+    ("/ebbflow.v1.Jobs/Cancel", CANCELLERS),
     ("/ebbflow.v1.Jobs/Scale", OPERATORS),
     ("/ebbflow.v1.Jobs/Pause", OPERATORS),
     ("/ebbflow.v1.Jobs/Resume", OPERATORS),
@@ -127,6 +137,12 @@ const TABLE: [(&str, Whose); 34] = [
     ("/ebbflow.v1.Fleet/Release", WORKERS),
     ("/ebbflow.v1.Fleet/Download", WORKERS),
     ("/ebbflow.v1.Fleet/Upload", WORKERS),
+    ("/ebbflow.v1.Scripts/Submit", SENDERS),
+    ("/ebbflow.v1.Scripts/Attend", AGENTS),
+    ("/ebbflow.v1.Scripts/Bundle", AGENTS),
+    ("/ebbflow.v1.Scripts/Stage", AGENTS),
+    // The handler compares the caller with the owner of the script.
+    ("/ebbflow.v1.Scripts/Logs", SENDERS),
     ("/ebbflow.v1.Parameters/Probe", MASTERS),
     ("/ebbflow.v1.Parameters/Open", MASTERS),
     ("/ebbflow.v1.Parameters/Push", WORKERS),
@@ -142,6 +158,35 @@ const TABLE: [(&str, Whose); 34] = [
     ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Whose::Holders),
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Whose::Holders),
 ];
+
+/// Calls that an agent forwards for the processes of a script. `Attach` is not among them: an agent
+/// cannot lend its memory.
+const FORWARDED: [&str; 19] = [
+    "/ebbflow.v1.Jobs/Submit",
+    "/ebbflow.v1.Jobs/List",
+    "/ebbflow.v1.Jobs/Status",
+    "/ebbflow.v1.Jobs/Watch",
+    "/ebbflow.v1.Jobs/Cancel",
+    "/ebbflow.v1.Jobs/Fetch",
+    "/ebbflow.v1.Fleet/Register",
+    "/ebbflow.v1.Fleet/Heartbeat",
+    "/ebbflow.v1.Fleet/Lease",
+    "/ebbflow.v1.Fleet/Job",
+    "/ebbflow.v1.Fleet/Describe",
+    "/ebbflow.v1.Fleet/Complete",
+    "/ebbflow.v1.Fleet/Skip",
+    "/ebbflow.v1.Fleet/Fail",
+    "/ebbflow.v1.Fleet/Release",
+    "/ebbflow.v1.Fleet/Download",
+    "/ebbflow.v1.Fleet/Upload",
+    "/ebbflow.v1.Parameters/Push",
+    "/ebbflow.v1.Parameters/Pull",
+];
+
+/// Returns whether an agent forwards a call for the processes of a script.
+pub(crate) fn is_forwarded(call: &str) -> bool {
+    FORWARDED.contains(&call)
+}
 
 /// Returns who may make a call, or `None` for a call that no server of ours has.
 pub fn whose(call: &str) -> Option<Whose> {
@@ -235,10 +280,13 @@ mod tests {
         for (call, roles) in [
             ("Jobs/Submit", &[TokenRole::Submit, TokenRole::Operate, TokenRole::Script][..]),
             ("Jobs/Status", &[TokenRole::Read, TokenRole::Submit, TokenRole::Operate, TokenRole::Script]),
-            ("Jobs/Cancel", &[TokenRole::Operate]),
+            ("Jobs/Cancel", &[TokenRole::Operate, TokenRole::Script]),
+            ("Jobs/Scale", &[TokenRole::Operate]),
             ("Fleet/Register", &[TokenRole::Worker, TokenRole::Ps, TokenRole::Script]),
             ("Fleet/Lease", &[TokenRole::Worker, TokenRole::Script]),
             ("Fleet/Skip", &[TokenRole::Worker, TokenRole::Script]),
+            ("Scripts/Submit", &[TokenRole::Submit, TokenRole::Operate]),
+            ("Scripts/Attend", &[TokenRole::Worker]),
             ("Parameters/Push", &[TokenRole::Worker, TokenRole::Script]),
             ("Parameters/Squares", &[TokenRole::Ps]),
             ("Parameters/Close", &[TokenRole::Master]),
@@ -246,6 +294,15 @@ mod tests {
             for role in TokenRole::ALL {
                 assert_eq!(may(call, role), roles.contains(&role), "{call} with {role}");
             }
+        }
+    }
+
+    #[test]
+    fn an_agent_forwards_what_a_program_with_a_loop_of_its_own_may_do() {
+        assert!(FORWARDED.iter().all(|call| decide(call, Some(TokenRole::Script)).is_ok()));
+        for call in ["Parameters/Attach", "Scripts/Bundle", "Scripts/Attend", "Jobs/Scale", "Parameters/Open"]
+        {
+            assert!(!is_forwarded(&format!("/ebbflow.v1.{call}")), "{call}");
         }
     }
 

@@ -8,6 +8,7 @@
 //! sha256 = "9f86d081884c..." # of the token, 64 hex digits
 //! jobs_max = 4               # jobs of that name that have not ended; absent: the master's limit
 //! artifact_bytes_max = 1000  # bytes of the files of those jobs; absent: the master's limit
+//! scripts = true             # may send scripts, whose code agents run; absent: no
 //! ```
 //!
 //! A token is 32 random bytes in hex, so it cannot be guessed, and a fast hash is as good as a slow
@@ -43,6 +44,8 @@ pub struct Token {
     pub jobs_max: Option<u64>,
     /// Most bytes of the files of those jobs.
     pub artifact_bytes_max: Option<u64>,
+    /// Whether the bearer may send scripts. Agents run the code in them.
+    pub scripts: bool,
     sha256: [u8; 32],
 }
 
@@ -65,6 +68,8 @@ struct Entry {
     sha256: String,
     jobs_max: Option<u64>,
     artifact_bytes_max: Option<u64>,
+    #[serde(default)]
+    scripts: bool,
 }
 
 impl Tokens {
@@ -81,7 +86,7 @@ impl Tokens {
             return Err(format!("{} tokens, at most {TOKENS_MAX} are taken", file.token.len()));
         }
         let mut tokens: Vec<Arc<Token>> = Vec::with_capacity(file.token.len());
-        for Entry { name, role, sha256, jobs_max, artifact_bytes_max } in file.token {
+        for Entry { name, role, sha256, jobs_max, artifact_bytes_max, scripts } in file.token {
             if !is_name(&name) {
                 return Err(format!(
                     "token `{}`: the name must be 1 to 64 letters, digits, `.`, `_`, `-` or `@`",
@@ -90,10 +95,15 @@ impl Tokens {
             }
             let sha256 =
                 digest(&sha256).ok_or_else(|| format!("token `{name}`: sha256 is not 64 hex digits"))?;
+            if scripts && !role.may_send_scripts() {
+                return Err(format!(
+                    "token `{name}`: scripts = true is for the roles submit and operate; this one is `{role}`"
+                ));
+            }
             if tokens.iter().any(|other| other.sha256 == sha256) {
                 return Err(format!("token `{name}`: the same token is in the list twice"));
             }
-            tokens.push(Arc::new(Token { name, role, jobs_max, artifact_bytes_max, sha256 }));
+            tokens.push(Arc::new(Token { name, role, jobs_max, artifact_bytes_max, scripts, sha256 }));
         }
         Ok(Self(tokens))
     }
@@ -127,6 +137,7 @@ pub fn entry(
     token: &str,
     jobs_max: Option<u64>,
     bytes_max: Option<u64>,
+    scripts: bool,
 ) -> String {
     let mut text = format!(
         "[[token]]\nname = \"{name}\"\nrole = \"{role}\"\nsha256 = \"{}\"\n",
@@ -134,6 +145,7 @@ pub fn entry(
     );
     text.extend(jobs_max.map(|max| format!("jobs_max = {max}\n")));
     text.extend(bytes_max.map(|max| format!("artifact_bytes_max = {max}\n")));
+    text.extend(scripts.then_some("scripts = true\n"));
     text
 }
 
@@ -184,8 +196,8 @@ mod tests {
     const ANNA: &str = "anna's token, long enough";
 
     fn list() -> String {
-        let worker = entry("gpu-1", TokenRole::Worker, "a worker's token", None, None);
-        format!("{}\n{worker}", entry("anna", TokenRole::Submit, ANNA, Some(4), Some(1000)))
+        let worker = entry("gpu-1", TokenRole::Worker, "a worker's token", None, None, false);
+        format!("{}\n{worker}", entry("anna", TokenRole::Submit, ANNA, Some(4), Some(1000), true))
     }
 
     #[test]
@@ -195,7 +207,8 @@ mod tests {
         let anna = tokens.find(ANNA.as_bytes()).unwrap();
         assert_eq!((anna.name.as_str(), anna.role), ("anna", TokenRole::Submit));
         assert_eq!((anna.jobs_max, anna.artifact_bytes_max), (Some(4), Some(1000)));
-        assert_eq!(tokens.find(b"a worker's token").unwrap().role, TokenRole::Worker);
+        let worker = tokens.find(b"a worker's token").unwrap();
+        assert_eq!((worker.role, worker.scripts, anna.scripts), (TokenRole::Worker, false, true));
         for wrong in ["", "anna", &ANNA[1..], &format!("{ANNA} "), &sha256_hex(ANNA.as_bytes())] {
             assert!(tokens.find(wrong.as_bytes()).is_none(), "{wrong}");
         }
@@ -208,13 +221,14 @@ mod tests {
 
     #[test]
     fn a_wrong_list_is_refused_with_what_is_wrong() {
-        let twice = format!("{}{}", list(), entry("anna2", TokenRole::Read, ANNA, None, None));
+        let twice = format!("{}{}", list(), entry("anna2", TokenRole::Read, ANNA, None, None, false));
         for (text, expected) in [
             (String::new(), "no [[token]]"),
             (list().replace("submit", "root"), "root"),
             (list().replace("jobs_max", "jobs"), "jobs"),
             (list().replace("anna", "an na"), "the name must be"),
             (list().replace("sha256 = \"", "sha256 = \"0"), "64 hex digits"),
+            (list().replace("role = \"submit\"", "role = \"read\""), "scripts = true is for the roles"),
             (twice, "twice"),
         ] {
             let error = Tokens::parse(&text).unwrap_err();

@@ -9,7 +9,7 @@ use crate::metrics::{
 };
 use crate::pb;
 use crate::pb::tally::Kind;
-use crate::worst::{Label, RecordLoss, VALUES_MAX};
+use crate::worst::{Label, PREVIEW_BYTES_MAX, PREVIEW_CHARACTERS_MAX, Preview, RecordLoss, VALUES_MAX};
 
 impl TryFrom<pb::Evaluated> for Evaluation {
     type Error = Error;
@@ -164,13 +164,31 @@ impl TryFrom<pb::ConfusionMatrix> for Confusion {
 
 impl From<RecordLoss> for pb::RecordLoss {
     fn from(found: RecordLoss) -> Self {
-        let RecordLoss { record, loss, label, outputs, places } = found;
+        let RecordLoss { record, loss, label, outputs, places, preview } = found;
         let (classes, values) = match label {
             Label::Classes(classes) => (classes, Vec::new()),
             Label::Values(values) => (Vec::new(), values),
             Label::Long => (Vec::new(), Vec::new()),
         };
-        Self { record, loss, classes, values, outputs, places }
+        let preview = preview.map(|Preview { png, text }| pb::Preview { png, text });
+        Self { record, loss, classes, values, outputs, places, preview }
+    }
+}
+
+impl TryFrom<pb::Preview> for Preview {
+    type Error = Error;
+
+    fn try_from(message: pb::Preview) -> Result<Self> {
+        let pb::Preview { png, text } = message;
+        if png.len() > PREVIEW_BYTES_MAX {
+            return Err(field("Preview", "png", &format!("at most {PREVIEW_BYTES_MAX} bytes"), png.len()));
+        }
+        let characters = text.chars().count();
+        if characters > PREVIEW_CHARACTERS_MAX {
+            let expected = format!("at most {PREVIEW_CHARACTERS_MAX} characters");
+            return Err(field("Preview", "text", &expected, characters));
+        }
+        Ok(Self { png, text })
     }
 }
 
@@ -178,7 +196,7 @@ impl TryFrom<pb::RecordLoss> for RecordLoss {
     type Error = Error;
 
     fn try_from(message: pb::RecordLoss) -> Result<Self> {
-        let pb::RecordLoss { record, loss, classes, values, outputs, places } = message;
+        let pb::RecordLoss { record, loss, classes, values, outputs, places, preview } = message;
         let lengths = [
             ("classes", classes.len()),
             ("values", values.len()),
@@ -200,7 +218,8 @@ impl TryFrom<pb::RecordLoss> for RecordLoss {
             (true, false) => Label::Values(values),
             (true, true) => Label::Long,
         };
-        Ok(Self { record, loss, label, outputs, places })
+        let preview = preview.map(Preview::try_from).transpose()?;
+        Ok(Self { record, loss, label, outputs, places, preview })
     }
 }
 
@@ -210,6 +229,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
+    use crate::worst::PREVIEWS_MAX;
 
     fn confusion(cells: &[(usize, usize, u64)]) -> Confusion {
         let mut matrix = Confusion::new(4).unwrap();
@@ -296,7 +316,11 @@ mod tests {
         found.tallies.insert(Metric::F1, Tally::Classes(std::mem::take(&mut classes)));
         let record = |record| {
             let outputs: Vec<f32> = (0..1000).map(|class| class as f32).collect();
-            RecordLoss::new(u64::MAX - record, 0.5, Label::Classes(vec![-1]), &outputs).into()
+            let found = RecordLoss::new(u64::MAX - record, 0.5, Label::Classes(vec![-1]), &outputs);
+            let png = vec![0; PREVIEW_BYTES_MAX].into();
+            let text = char::MAX.to_string().repeat(PREVIEW_CHARACTERS_MAX);
+            let preview = (record < u64::from(PREVIEWS_MAX)).then_some(Preview { png, text });
+            RecordLoss { preview, ..found }.into()
         };
         let mut report = evaluated(found).unwrap();
         report.worst = (0..u64::from(crate::spec::WORST_MAX)).map(record).collect();
@@ -314,8 +338,16 @@ mod tests {
         assert!(said(long).contains("RecordLoss.outputs: expected at most 32 numbers, found 33"));
         let both = pb::RecordLoss { classes: vec![1], values: vec![0.5], ..whole.clone() };
         assert!(said(both).contains("RecordLoss.values: expected none beside classes"));
-        let lacking = pb::RecordLoss { places: vec![7], ..whole };
+        let lacking = pb::RecordLoss { places: vec![7], ..whole.clone() };
         assert!(said(lacking).contains("RecordLoss.places: expected 2 numbers, as many as outputs"));
+        let shown = |preview| pb::RecordLoss { preview: Some(preview), ..whole.clone() };
+        let large = pb::Preview { png: vec![0; PREVIEW_BYTES_MAX + 1].into(), ..Default::default() };
+        assert!(said(shown(large)).contains("Preview.png: expected at most 16384 bytes, found 16385"));
+        let long = pb::Preview { text: "é".repeat(1001), ..Default::default() };
+        assert!(said(shown(long)).contains("Preview.text: expected at most 1000 characters, found 1001"));
+        let most = pb::Preview { png: vec![7; PREVIEW_BYTES_MAX].into(), text: "é".repeat(1000) };
+        let read = RecordLoss::try_from(shown(most.clone())).unwrap();
+        assert_eq!(pb::RecordLoss::from(read).preview, Some(most));
     }
 
     #[test]

@@ -25,7 +25,7 @@ fn orders_are_those_of_their_definition() {
             (Some(micro), Some(window), Some(interleave)) => {
                 let settings = Windows { micro, window, interleave };
                 let order = WindowOrder::new(&shards, settings, seed, Epoch(epoch));
-                positions.map(|position| order.record(position)).collect()
+                order.records(positions)
             }
             _ => {
                 let order = RecordOrder::new(positions.end, seed, Epoch(epoch), true);

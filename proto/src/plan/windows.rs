@@ -18,6 +18,8 @@
 //! epoch     0 1   5 6   2 3   7 8   4
 //! ```
 
+use std::ops::Range;
+
 use super::Permutation;
 use crate::ids::Epoch;
 use crate::random;
@@ -93,37 +95,59 @@ impl WindowOrder {
         Self { micro, window: settings.window.max(1), rests: rests.collect(), lanes, stages, whole }
     }
 
-    /// Returns the lane that a position of the epoch belongs to, and the position in the lane.
-    fn in_lane(&self, position: u64) -> (usize, u64) {
+    /// Returns the lane that a position of the epoch belongs to, the position in the lane, and how
+    /// many positions of the epoch from there on follow each other in the lane.
+    fn in_lane(&self, position: u64) -> (usize, u64, u64) {
         let (microbatch, offset) = (position / self.micro, position % self.micro);
         if microbatch < self.whole {
             let stage = self.stages.partition_point(|stage| stage.first <= microbatch) - 1;
             let Stage { first, before, lanes } = &self.stages[stage];
             let (turn, at) =
                 ((microbatch - first) / lanes.len() as u64, (microbatch - first) % lanes.len() as u64);
-            return (lanes[at as usize] as usize, (before + turn) * self.micro + offset);
+            let in_lane = (before + turn) * self.micro + offset;
+            return (lanes[at as usize] as usize, in_lane, self.micro - offset);
         }
         let rest = position - self.whole * self.micro;
         let lane = self.rests.partition_point(|&first| first <= rest) - 1;
         let records = self.lanes[lane].records;
-        (lane, records - records % self.micro + rest - self.rests[lane])
+        let of_rest = rest - self.rests[lane];
+        let run = (records % self.micro).saturating_sub(of_rest).max(1);
+        (lane, records - records % self.micro + of_rest, run)
     }
 
-    /// Returns the record at a position of this order.
+    /// Returns the records at these positions of this order.
     ///
     /// # Panics
-    /// If the position is not below the number of records.
-    pub fn record(&self, position: u64) -> u64 {
-        let (lane, at) = self.in_lane(position);
+    /// If a position is not below the number of records.
+    pub fn records(&self, positions: Range<u64>) -> Vec<u64> {
+        let mut found = Vec::with_capacity(positions.end.saturating_sub(positions.start) as usize);
+        let mut position = positions.start;
+        while position < positions.end {
+            let run = self.in_window(position, positions.end);
+            position += run.len() as u64;
+            found.extend(run);
+        }
+        found
+    }
+
+    /// Returns the records at a position and at those after it, up to `end`, that lie in the same
+    /// microbatch or rest, and in the same window of a lane.
+    fn in_window(&self, position: u64, end: u64) -> Vec<u64> {
+        let (lane, at, run) = self.in_lane(position);
         let Lane { shards, records, key } = &self.lanes[lane];
         assert!(at < *records, "position {position} is beyond the records of the epoch");
         let number = at / self.window;
         let begin = number * self.window;
         let len = self.window.min(records - begin);
         let window = Permutation { len, key: Some(random::key(*key, "window", number)) };
-        let at = begin + window.apply(at - begin);
-        let (first, record) = shards[shards.partition_point(|&(first, _)| first <= at) - 1];
-        record + at - first
+        let count = run.min(end - position).min(begin + len - at);
+        let mut found = window.apply_all(at - begin..at - begin + count);
+        for at in &mut found {
+            *at += begin;
+            let (first, record) = shards[shards.partition_point(|&(first, _)| first <= *at) - 1];
+            *at = record + *at - first;
+        }
+        found
     }
 }
 
@@ -157,7 +181,7 @@ mod tests {
         epoch: u64,
     ) -> Vec<u64> {
         let order = WindowOrder::new(shards, Windows { micro, window, interleave }, seed, Epoch(epoch));
-        (0..shards.iter().sum()).map(|position| order.record(position)).collect()
+        order.records(0..shards.iter().sum())
     }
 
     #[test]
@@ -206,8 +230,8 @@ mod tests {
             for microbatch in 0..order.whole {
                 let places: Vec<_> =
                     (0..per_micro).map(|offset| order.in_lane(microbatch * per_micro + offset)).collect();
-                prop_assert!(places.iter().all(|(lane, _)| *lane == places[0].0));
-                prop_assert!(places.windows(2).all(|pair| pair[0].1 + 1 == pair[1].1));
+                prop_assert!(places.iter().all(|(lane, ..)| *lane == places[0].0));
+                prop_assert!(places.windows(2).all(|pair| pair[0].1 + 1 == pair[1].1 && pair[0].2 == pair[1].2 + 1));
                 turns.push(places[0].0);
             }
             // While every lane has whole microbatches, lane i gives microbatch i, i + lanes, ..
@@ -225,13 +249,23 @@ mod tests {
             // Records of a lane, in the order of its files.
             let starts: Vec<u64> = shards.iter().scan(0, |at, len| Some(std::mem::replace(at, *at + len))).collect();
             for position in 0..shards.iter().sum() {
-                let (lane, at) = order.in_lane(position);
-                let record = order.record(position);
+                let (lane, at, _) = order.in_lane(position);
+                let record = order.records(position..position + 1)[0];
                 let shard = starts.iter().rposition(|&start| start <= record).unwrap();
                 let shard = (0..=shard).rev().find(|&shard| shards[shard] > 0).unwrap();
                 let (first, begin) = *order.lanes[lane].shards.iter().find(|(_, begin)| *begin == starts[shard]).unwrap();
                 prop_assert_eq!((first + record - begin) / window, at / window);
             }
+        }
+
+        #[test]
+        fn some_positions_have_the_records_of_the_whole((shards, settings) in shapes(), seed in any::<u64>(), a: u64, b: u64) {
+            let (micro, window, interleave) = settings;
+            let order = WindowOrder::new(&shards, Windows { micro, window, interleave }, seed, Epoch(0));
+            let records = shards.iter().sum::<u64>();
+            let (a, b) = (a % (records + 1), b % (records + 1));
+            let (begin, end) = (a.min(b), a.max(b));
+            prop_assert_eq!(&order.records(0..records)[begin as usize..end as usize], order.records(begin..end));
         }
 
         #[test]

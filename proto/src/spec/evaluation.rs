@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::JobSpec;
 use crate::plan::{Occasions, Plan};
+use crate::worst::{PREVIEWS_MAX, Worst};
 
 /// Times of evaluations during training.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,17 @@ impl JobSpec {
     pub fn occasions(&self, plan: Plan) -> Option<Occasions> {
         let EvaluationSpec { every_epochs, every_steps, .. } = self.evaluation;
         self.data.validates().then(|| Occasions::new(plan, every_epochs).and_every_steps(every_steps))
+    }
+
+    /// Returns the empty list of the worst records of a validation set.
+    pub fn worst(&self) -> Worst {
+        Worst::new(self.evaluation.worst as usize).with_previews(self.previews())
+    }
+
+    /// Returns how many of the worst records of each validation set have a preview: the first ones.
+    pub fn previews(&self) -> usize {
+        let sets = self.data.validation_files().count().max(1);
+        (PREVIEWS_MAX as usize / sets).min(self.evaluation.worst as usize)
     }
 
     pub(super) fn validate_evaluation(&self, check: &mut impl FnMut(bool, String)) {
@@ -148,6 +160,20 @@ mod tests {
         );
         let message = refused(JobSpec::from_json(&json));
         assert!(message.contains("evaluation.worst: a program that drives its model"), "{message}");
+    }
+
+    #[test]
+    fn previews_are_divided_among_the_validation_sets() {
+        let own = r#"{ "features": ["v"], "labels": ["w"] }"#;
+        let previews = |worst: u32, sets: usize| {
+            let named: Vec<_> = (0..sets).map(|set| format!("\"set-{set}\": {own}")).collect();
+            let sets = format!("}}, \"validation_sets\": {{ {} }} }}", named.join(", "));
+            let data = DATA.replace("} }", &sets);
+            spec(&format!("{data}, \"evaluation\": {{ \"worst\": {worst} }}")).unwrap().previews()
+        };
+        assert_eq!([previews(3, 1), previews(20, 1), previews(20, 3)], [3, 16, 5]);
+        assert_eq!([previews(2, 5), previews(10, 17), previews(0, 2)], [2, 0, 0]);
+        assert_eq!(with_validation(r#""worst": 7"#).unwrap().previews(), 7);
     }
 
     #[test]

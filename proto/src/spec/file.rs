@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metric;
-    use crate::spec::{MixupSpec, Mode, Order, Purpose, Transform};
+    use crate::spec::{DeviceKind, FleetSpec, MixupSpec, Mode, Order, Purpose, Transform};
     use crate::wire::WireType;
 
     const JOB: &str = r#"
@@ -162,6 +162,28 @@ learning_rate = 1e-3
 
     fn read(text: &str) -> Result<JobSpec> {
         parse(text, Path::new("jobs/digits.toml"), &[])
+    }
+
+    #[test]
+    fn a_fleet_may_ask_for_a_kind_of_device_and_its_memory() {
+        let fleet = |lines: &str| format!("{JOB}[fleet]\n{lines}\n");
+        let read = |lines: &str| read(&fleet(lines)).unwrap().fleet;
+        let of = read("device = \"cuda\"\ndevice_memory = \"16GiB\"");
+        assert_eq!((of.device, of.device_memory), (Some(DeviceKind::Cuda), Some(16 << 30)));
+        let of = read("device = \"cpu\"");
+        assert_eq!((of.device, of.device_memory), (Some(DeviceKind::Cpu), None));
+        assert_eq!(read("ps = 1"), FleetSpec::default());
+        for (lines, said) in [
+            ("device = \"gpu\"", "`cuda`"),
+            ("device = \"cuda\"\ndevice_memory = \"16 gigs\"", "64MiB"),
+            ("device_memory = \"16GiB\"", "fleet.device_memory"),
+            ("device = \"cpu\"\ndevice_memory = \"16GiB\"", "fleet.device = \"cuda\""),
+        ] {
+            let error = error(&fleet(lines));
+            assert!(error.contains(said), "{error}");
+        }
+        // Jobs that ask for nothing are written as before.
+        assert!(!serde_json::to_string(&FleetSpec::default()).unwrap().contains("device"));
     }
 
     fn error(text: &str) -> String {

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
 use super::transform::CLASSES_MAX;
 use super::{
-    BLOCK_MAX, DataSet, DataSpec, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX, InputSpec,
-    InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform, WORKERS_MAX,
-    WorkersSpec, data_url, index_records, validation,
+    BLOCK_MAX, DataSet, DataSpec, DeviceKind, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX,
+    InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform,
+    WORKERS_MAX, WorkersSpec, data_url, index_records, validation,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -115,6 +115,11 @@ impl JobSpec {
             format!("fleet.workers: min = {min}, max = {max}; needs 1 <= min <= max <= {WORKERS_MAX}"),
         );
         check((1..=1024).contains(&self.fleet.ps), format!("fleet.ps = {}: from 1 to 1024", self.fleet.ps));
+        check(
+            self.fleet.device_memory.is_none() || self.fleet.device == Some(DeviceKind::Cuda),
+            "fleet.device_memory: only workers on CUDA devices have one; set fleet.device = \"cuda\" or remove it"
+                .to_owned(),
+        );
         if let Some(setting) = self.optimizer.needs_norms() {
             check(
                 self.fleet.ps == 1 || self.consistency.resolve().order == Order::Canonical,

@@ -37,6 +37,7 @@ fn partition_of(consistency: &str, optimizer: &str, on_error: &str) -> Arc<Parti
         restore: None,
         homes: vec![],
         placement: 0,
+        script: None,
     };
     Arc::new(Partition::new(opening, 0, &Options::default(), Surroundings::default(), None).unwrap())
 }

@@ -35,6 +35,7 @@ fn opening(era: u64) -> Opening {
         restore: None,
         homes: vec![],
         placement: 0,
+        script: None,
     }
 }
 

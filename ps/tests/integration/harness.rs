@@ -125,6 +125,7 @@ impl Job {
             restore: None,
             homes: self.homes.clone(),
             placement: self.placement,
+            script: None,
         }
     }
 
@@ -140,6 +141,7 @@ impl Job {
             restore: None,
             homes: self.homes.clone(),
             placement: self.placement,
+            script: 0,
         }
     }
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from ebbflow.arrays import Arrays
 from ebbflow.engine import Engine
 from ebbflow.jax import threads
-from ebbflow.jax.arrays import Arrays
 from ebbflow.jax.optimizers import optimizer_settings
 from ebbflow.jax.tree import Tree
 from ebbflow.records import seed_host
@@ -30,7 +30,9 @@ class Jax(Engine):
         self.session = session
 
     def records(self, data: Any, what: str, seed: int) -> Arrays:
-        return Arrays(data, what, seed)
+        import jax
+
+        return Arrays(data, what, seed, jax.tree_util.tree_map)
 
     def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
         return optimizer_settings(optimizer, steps)

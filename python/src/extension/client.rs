@@ -13,6 +13,7 @@ use super::events::Events;
 use super::follow;
 use super::job::Job;
 use super::secrets::Secrets;
+use super::session::cluster::through;
 use super::wait::{runtime, wait};
 
 /// A user's connection to a master.
@@ -27,13 +28,24 @@ pub(super) struct Client {
 #[pymethods]
 impl Client {
     #[new]
-    fn new(py: Python<'_>, url: &str, secrets: Secrets, timeout_secs: f64) -> PyResult<Self> {
+    #[pyo3(signature = (url, secrets, timeout_secs, agent=None))]
+    fn new(
+        py: Python<'_>,
+        url: &str,
+        secrets: Secrets,
+        timeout_secs: f64,
+        agent: Option<i32>,
+    ) -> PyResult<Self> {
         let patience = Duration::try_from_secs_f64(timeout_secs)
             .map_err(|error| exception("InvalidJobError", &format!("timeout: {error}")))?;
         let keys = secrets.keys()?;
         // Connections belong to the runtime in which they are made.
         let _in_runtime = runtime(py)?.enter();
-        let client = client::Client::new(&Dialer::nearest().with(keys), url, patience);
+        let dialer = match agent {
+            Some(number) => through(number).map_err(|reason| exception("AccessError", &reason))?,
+            None => Dialer::nearest().with(keys),
+        };
+        let client = client::Client::new(&dialer, url, patience);
         let notices = Notices::new(|notice| super::log(&notice.to_string()));
         let client = client.map_err(|error| raised(&error))?.with_notices(notices);
         Ok(Self { client, process: std::process::id() })

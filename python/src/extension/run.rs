@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use client::{Local, Notices, Options, report};
 use ebbflow::model::Registry;
+use ebbflow::model::device::{Choice, spread, workers as workers_on};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use worker::device::Chosen;
 
 use super::error::{exception, raised};
 use super::follow;
@@ -46,7 +48,8 @@ pub(super) fn run<'py>(
             return Err(PyValueError::new_err(format!("{name}=0: expected at least 1")));
         }
     }
-    let device = device.parse().map_err(|error| exception("InvalidJobError", &format!("device: {error}")))?;
+    let device: Choice =
+        device.parse().map_err(|error| exception("InvalidJobError", &format!("device: {error}")))?;
     let (mut submission, stores) = job.read()?;
     let (registry, resumes) = (Registry::default(), submission.start != client::Start::New);
     ebbflow::data::use_store_settings(stores.settings().clone());
@@ -57,8 +60,14 @@ pub(super) fn run<'py>(
     let out = out.map(|dir| follow::folder(&dir, resumes)).transpose()?;
 
     let fleet = submission.spec.fleet;
-    let workers = workers.unwrap_or(fleet.workers.min);
-    let options = Options { workers, ps: fleet.ps, threads, device, data_root, program: String::new() };
+    let device =
+        device.for_job(fleet.device).map_err(|error| exception("InvalidJobError", &error.to_string()))?;
+    let chosen = py.detach(|| worker::device::chosen(&device));
+    // The wheel's own networks compute on the CPU, so a fallback is no news.
+    let Chosen { devices, .. } = chosen.map_err(|error| exception("ClusterError", &error.to_string()))?;
+    let workers = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
+    let devices = spread(&devices, workers);
+    let options = Options { devices, ps: fleet.ps, threads, data_root, program: String::new() };
     // An interrupt drops the cluster, which ends its tasks.
     let mut local = wait(py, || async { Local::start(options, stores, registry).await })?
         .map_err(|error| raised(&error))?;

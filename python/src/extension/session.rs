@@ -11,7 +11,7 @@
 //! every job, and its model asks the loop. The worker's threads never take the GIL, so heartbeats
 //! do not wait for Python.
 
-mod cluster;
+pub(super) mod cluster;
 mod driven;
 mod region;
 mod request;
@@ -26,6 +26,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio_util::sync::CancellationToken;
+use worker::ProgramDevice;
 
 use self::cluster::Place;
 use self::driven::Description;
@@ -65,7 +66,7 @@ pub(super) struct Session {
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
@@ -76,14 +77,19 @@ impl Session {
         master: Option<String>,
         name: Option<String>,
         secrets: Option<Secrets>,
+        script: u64,
+        device: Option<(String, u64)>,
+        agent: Option<i32>,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
         let keys = secrets.map_or_else(|| Ok(Keys::default()), Secrets::keys)?;
-        let place = Place { threads, numerics, master, name, keys };
+        let device = device.map(|(name, memory_bytes)| ProgramDevice { name, memory_bytes });
+        let place = Place { threads, numerics, master, name, keys, agent, script, device };
         let (link, messages) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
         let token = stop.clone();
+        super::warnings::forward();
         let run = move || cluster::run(spec, Arc::new(what), &place, &link, &token);
         let thread = std::thread::Builder::new().name("ebbflow".to_owned()).spawn(run);
         let thread = thread.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;

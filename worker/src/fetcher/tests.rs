@@ -3,6 +3,7 @@
 use std::pin::Pin;
 
 use futures::{Stream, StreamExt as _};
+use kernels::telemetry::LatestReading;
 use net::channel::{Dialer, Purpose};
 use net::failover::Failover;
 use proto::pb::fleet_server::{Fleet, FleetServer};
@@ -116,7 +117,7 @@ async fn heartbeats_name_a_lease_that_comes_while_another_one_opens_its_job() {
     let masters = Failover::new(&Dialer::tcp(), &url, Purpose::Control).expect("a URL");
     let (session, driver) = Session::start(masters, pb::RegisterRequest::default());
     let _driving = AbortOnDropHandle::new(tokio::spawn(driver));
-    let held = Held::new(session.clone());
+    let held = Held::new(session.clone(), LatestReading::default());
     let (granted_tx, granted) = mpsc::unbounded_channel();
     let (arrivals, _arrived) = mpsc::channel(1);
     let fetcher = Fetcher::new(
@@ -127,8 +128,10 @@ async fn heartbeats_name_a_lease_that_comes_while_another_one_opens_its_job() {
         MasterClient::new(session.fleet(), &url, 0),
         session.clone(),
         held.clone(),
+        Arc::from("cpu"),
         granted,
         arrivals,
+        mpsc::unbounded_channel().0,
     );
     held.insert(INCARNATION, &lease(FIRST));
     let after = LeaseId(0);

@@ -31,6 +31,8 @@ pub(crate) struct Program {
     pub(crate) path: PathBuf,
     /// Folder in which cargo would run it.
     pub(crate) folder: PathBuf,
+    /// Its first arguments, before those that choose tests.
+    pub(crate) first: Vec<OsString>,
     /// The full names of a part's tests. Empty: it is a whole program.
     pub(crate) tests: Vec<String>,
 }
@@ -40,7 +42,8 @@ impl Program {
     /// without such a test.
     pub(crate) fn args(&self, text: &str) -> Option<Vec<OsString>> {
         if self.tests.is_empty() {
-            return Some((!text.is_empty()).then(|| text.into()).into_iter().collect());
+            let text = (!text.is_empty()).then(|| text.into());
+            return Some(self.first.iter().cloned().chain(text).collect());
         }
         // By their full names: libtest would find a module's name inside the names of other tests
         // too.
@@ -122,7 +125,7 @@ fn program(message: &Value) -> Option<Program> {
         (package, _) => format!("{package}/{name}"),
     };
     let (is_bench, path, folder) = (kind == "bench", path.into(), folder.to_owned());
-    Some(Program { label, is_bench, path, folder, tests: Vec::new() })
+    Some(Program { label, is_bench, path, folder, first: Vec::new(), tests: Vec::new() })
 }
 
 #[cfg(test)]
@@ -134,7 +137,8 @@ pub(super) mod tests {
     pub(crate) fn labelled(label: &str, tests: &[&str]) -> Program {
         let tests = tests.iter().map(|&test| test.to_owned()).collect();
         let (label, folder) = (label.to_owned(), workspace::root().to_owned());
-        Program { label, is_bench: false, path: "program".into(), folder, tests }
+        let (first, path) = (Vec::new(), "program".into());
+        Program { label, is_bench: false, path, folder, first, tests }
     }
 
     #[test]
@@ -196,5 +200,7 @@ pub(super) mod tests {
         let whole = labelled("ps/lib", &[]);
         assert_eq!(args(&whole, ""), Some("".into()));
         assert_eq!(args(&whole, "stop"), Some("stop".into()));
+        let python = Program { first: vec!["-m".into(), "pytest".into()], ..whole };
+        assert_eq!(args(&python, ""), Some("-m pytest".into()));
     }
 }

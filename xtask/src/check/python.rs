@@ -1,11 +1,13 @@
-//! The Python package: the wheel is built, installed beside NumPy, PyTorch and the tools of the
-//! check, and tested with real processes. Style and types of the Python code are checked first.
-//! PyTorch is the copy that other tests have.
+//! The Python package: the wheel is built, and installed beside NumPy, PyTorch, TensorFlow and the
+//! tools of the check. Style and types of the Python code are checked first. PyTorch and TensorFlow
+//! are the copies that other tests and benches have. Each file of tests runs as a program of its
+//! own.
 //!
 //! Cargo builds the wheel's library for itself, because it links no libtorch. Its feature
 //! `like-workspace` gives it the third-party crates that the programs without libtorch are built
 //! of.
 
+use super::programs::Program;
 use crate::{
     install::run,
     needs,
@@ -13,20 +15,26 @@ use crate::{
 };
 use anyhow::{Context, Result, bail, ensure};
 use std::{
-    fs,
+    fs, iter,
     path::{Path, PathBuf},
     process::Command,
 };
 
-/// Checks the Python package, or says that it cannot.
+/// Checks and builds the Python package. Returns its test programs; none, said aloud, where tools
+/// are missing.
 ///
 /// # Errors
 /// Something is wrong with it; or a tool is missing, and all are required.
-pub(super) fn check() -> Result<()> {
-    let (Some(tools), Some(torch)) = (needs::PYTHON.interpreter()?, needs::TORCH.interpreter()?) else {
-        ensure!(!requires_all(), "PyTorch, or the tools that check the Python package, cannot be had");
+pub(super) fn build() -> Result<Vec<Program>> {
+    let interpreters =
+        (needs::PYTHON.interpreter()?, needs::TORCH.interpreter()?, needs::TENSORFLOW.interpreter()?);
+    let (Some(tools), Some(torch), Some(tensorflow)) = interpreters else {
+        ensure!(
+            !requires_all(),
+            "PyTorch, TensorFlow, or the tools that check the Python package, cannot be had"
+        );
         eprintln!("SKIPPED: the Python package");
-        return Ok(());
+        return Ok(Vec::new());
     };
     let packages = packages(&tools)?;
     for words in ["ruff check .", "ruff format --check .", "mypy"] {
@@ -37,10 +45,33 @@ pub(super) fn check() -> Result<()> {
         fs::remove_dir_all(&dir).with_context(|| format!("remove `{}`", dir.display()))?;
     }
     let wheel = wheel(&packages.join("bin/maturin"), &tools, &dir.join("wheel"))?;
-    let borrowed = [packages, self::packages(&torch)?];
+    let borrowed = [packages, self::packages(&torch)?, self::packages(&tensorflow)?];
     let python = environment(&tools, &borrowed, &wheel, &dir.join("environment"))?;
-    succeed(Command::new(&python).args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider"]))
+    programs(&python)
 }
+
+/// Returns one program for each file of tests.
+fn programs(python: &Path) -> Result<Vec<Program>> {
+    let folder = root().join("python/tests");
+    let files = fs::read_dir(&folder).with_context(|| format!("read `{}`", folder.display()))?;
+    let name = |file: fs::DirEntry| file.file_name().into_string().ok();
+    let mut names: Vec<String> = files.filter_map(Result::ok).filter_map(name).collect();
+    names.retain(|name| name.starts_with("test_") && name.ends_with(".py"));
+    names.sort();
+    ensure!(!names.is_empty(), "no tests in `{}`", folder.display());
+    let program = |name: String| Program {
+        label: format!("python/{}", name.trim_end_matches(".py")),
+        is_bench: false,
+        path: python.to_owned(),
+        folder: root().to_owned(),
+        first: PYTEST.into_iter().map(Into::into).chain(iter::once(folder.join(&name).into())).collect(),
+        tests: Vec::new(),
+    };
+    Ok(names.into_iter().map(program).collect())
+}
+
+/// Runs tests, and lists those that were skipped.
+const PYTEST: [&str; 6] = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider"];
 
 /// Returns the folder of an interpreter's packages.
 fn packages(python: &Path) -> Result<PathBuf> {

@@ -126,8 +126,7 @@ impl Running {
         drop(self);
         let bytes = fs::read(log(&label)).unwrap_or_default();
         let said = String::from_utf8_lossy(&bytes);
-        let skip = |line: &str| Some(line.split_once(SKIPPED)?.1.to_owned());
-        let mut skipped: Vec<_> = said.lines().filter_map(skip).collect();
+        let mut skipped: Vec<_> = said.lines().filter_map(skipped_line).collect();
         skipped.sort();
         skipped.dedup();
         let tests = passed(&said);
@@ -181,10 +180,20 @@ fn children(parent: u32) -> Vec<u32> {
     pids.filter(|pid| of(pid) == Some(parent)).collect()
 }
 
-/// Tests that passed, by the lines `test result: ok. 3 passed; ..`.
+/// Returns what a line says of a skipped test: `SKIPPED: no MNIST`, or pytest's `SKIPPED [1]
+/// python/tests/test_jax.py:12: no JAX`.
+fn skipped_line(line: &str) -> Option<String> {
+    let of_pytest = || line.strip_prefix("SKIPPED [")?.split_once(".py:")?.1.split_once(": ");
+    line.split_once(SKIPPED).or_else(of_pytest).map(|(_, what)| what.to_owned())
+}
+
+/// Returns how many tests passed, by lines such as `test result: ok. 3 passed; 0 failed` and
+/// pytest's `3 passed, 1 skipped in 0.12s`.
 fn passed(said: &str) -> u64 {
-    let counts = said.lines().filter(|line| line.starts_with("test result: "));
-    let count = |line: &str| line.split(" passed").next()?.rsplit(' ').next()?.parse::<u64>().ok();
+    let is_of_pytest =
+        |line: &str| line.starts_with(|first: char| first.is_ascii_digit()) && line.contains(" in ");
+    let counts = said.lines().filter(|line| line.starts_with("test result: ") || is_of_pytest(line));
+    let count = |line: &str| line.split_once(" passed")?.0.rsplit(' ').next()?.parse::<u64>().ok();
     counts.filter_map(count).sum()
 }
 
@@ -220,17 +229,26 @@ mod tests {
     fn tests_skips_failures_and_output_are_seen() {
         let good = "echo told; echo 'test result: ok. 3 passed; 0 failed'; echo 'test result: ok. 2 passed'";
         let skips = "echo 'SKIPPED: no etcd' >&2; echo 'x SKIPPED: no etcd'; echo 'SKIPPED: no GPU'";
-        let tasks = vec![shell("good", good, 1), shell("skips", skips, 1), shell("bad", "exit 3", 1)];
+        let python = "echo 'SKIPPED [2] python/tests/test_jax.py:12: no JAX'; \
+                      echo '1 failed, 4 passed, 2 skipped in 0.12s'";
+        let tasks = vec![
+            shell("good", good, 1),
+            shell("skips", skips, 1),
+            shell("bad", "exit 3", 1),
+            shell("python", python, 1),
+        ];
         let mut done = run(tasks, 2).unwrap();
         done.sort_by(|one, other| one.label.cmp(&other.label));
-        let [bad, good, skips] = &done[..] else { panic!("{done:?}") };
+        let [bad, good, python, skips] = &done[..] else { panic!("{done:?}") };
         assert!(bad.failure.as_deref().unwrap().contains('3'), "{bad:?}");
         assert!(good.failure.is_none() && good.tests == 5, "{good:?}");
+        assert_eq!((python.tests, &*python.skipped), (4, &["no JAX".to_owned()][..]));
         assert_eq!(skips.skipped, ["no GPU", "no etcd"]);
         assert_eq!(skipped(&done)["no etcd"].len(), 1);
         assert!(logged(good).starts_with("told"));
-        logged(bad);
-        logged(skips);
+        for done in [bad, python, skips] {
+            logged(done);
+        }
     }
 
     #[test]

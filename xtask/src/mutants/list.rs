@@ -21,8 +21,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a ps drops a job whose end is not durable",
         file: "master/src/books.rs",
-        find: "chain(self.jobs.keys()).map(|id| id.get())",
-        replace: "chain(self.jobs.iter().filter(|(_, job)| !job.is_ended()).map(|(id, _)| id)).map(|id| id.get())",
+        find: ".chain(self.jobs.keys())",
+        replace: ".chain(self.jobs.iter().filter(|(_, job)| !job.is_ended()).map(|(id, _)| id))",
         test: Test::Integration("master", "ending"),
     },
     Mutant {
@@ -336,8 +336,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "ps drop the job whose record the master cannot read",
         file: "master/src/books.rs",
-        find: "self.unreadable.keys().chain(self.jobs.keys())",
-        replace: "self.unreadable.keys().take(0).chain(self.jobs.keys())",
+        find: ".unreadable\n                .keys()",
+        replace: ".unreadable\n                .keys()\n                .take(0)",
         test: Test::Integration("master", "unreadable"),
     },
     Mutant {
@@ -556,5 +556,19 @@ pub(super) const MUTANTS: &[Mutant] = &[
         find: "result::free_async(address, self.compute.cu_stream())",
         replace: "result::free_async(address, self.uploads.cu_stream())",
         test: Test::Cuda("cuda_joins", ""),
+    },
+    Mutant {
+        what: "a job that wants a device takes workers on any",
+        file: "master/src/scheduler.rs",
+        find: "(!self.device.takes(&able.device)).then(other)",
+        replace: "(!self.device.takes(&able.device) && false).then(other)",
+        test: Test::Integration("master", "fleet"),
+    },
+    Mutant {
+        what: "a worker whose device is lost keeps its leases until they expire",
+        file: "worker/src/error.rs",
+        find: "matches!(self, Self::DeviceLost { by_task: false, .. })",
+        replace: "false",
+        test: Test::Lib("worker", "error"),
     },
 ];

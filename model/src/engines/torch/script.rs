@@ -34,6 +34,7 @@ use super::shim::{Argument, Entry, Passing, Script};
 use crate::engines::loss;
 use crate::error::{Error, Result};
 use crate::export::{Constant, Dtype};
+use crate::fault::fault;
 use crate::model::Context;
 
 /// A loaded module.
@@ -296,7 +297,7 @@ fn constant(name: &str, tensor: &Tensor) -> Result<Constant> {
 fn forward_failed(error: &str, inputs: &[(CString, Tensor)]) -> Error {
     let error = brief(error);
     let elsewhere = ["out of memory", "not enough memory", "t allocate memory", "CUDA error"];
-    if elsewhere.iter().any(|text| error.contains(text)) {
+    if fault(&error).is_some() || elsewhere.iter().any(|text| error.contains(text)) {
         return Error::Engine { what: format!("forward of {SCRIPT}"), reason: error };
     }
     if error.starts_with("forward changes ") {

@@ -14,12 +14,19 @@ use std::sync::OnceLock;
 use super::shim;
 use crate::error::{Error, Result};
 
+/// Name of the file with the CUDA half of libtorch.
+const CUDA_HALF: &str = "libtorch_cuda.so";
+
+/// Why libtorch has no CUDA; `None`: its CUDA half is loaded.
+static NO_CUDA: OnceLock<Option<String>> = OnceLock::new();
+
 /// Returns the number of CUDA devices that this process can compute on.
-pub(in crate::engines) fn cuda_devices() -> usize {
-    if start().is_err() {
-        return 0;
+pub(in crate::engines) fn cuda_devices() -> Result<usize> {
+    start()?;
+    match NO_CUDA.get() {
+        Some(Some(reason)) => Err(Error::NoTorchCuda(reason.clone())),
+        _ => Ok(usize::try_from(tch::Cuda::device_count()).unwrap_or(0)),
     }
-    usize::try_from(tch::Cuda::device_count()).unwrap_or(0)
 }
 
 /// Prepares the process: loads CUDA's half of libtorch where there is one, and requires
@@ -28,7 +35,7 @@ pub(in crate::engines) fn cuda_devices() -> usize {
 pub(super) fn start() -> Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();
     let started = STARTED.get_or_init(|| {
-        load_cuda();
+        NO_CUDA.get_or_init(|| load_cuda().err());
         shim::settings()
     });
     started.clone().map_err(|reason| Error::Engine { what: "libtorch's settings".to_owned(), reason })
@@ -43,29 +50,34 @@ pub(super) fn enter(threads: usize) -> Result<()> {
 /// Loads the CUDA half of libtorch. Programs are linked to the CPU half only, so that they start
 /// everywhere. The CUDA half registers itself when it is loaded, provided that nothing asked for
 /// CUDA before.
-fn load_cuda() {
-    let Some(cpu) = shim::library() else { return };
-    let Some(library) = candidates(&cpu).into_iter().find(|path| path.exists()) else { return };
+///
+/// # Errors
+/// What is missing.
+fn load_cuda() -> Result<(), String> {
+    let cpu = shim::library().ok_or("libtorch does not say where it lies")?;
+    let library = candidates(&cpu).into_iter().find(|path| path.exists());
+    let library = library.ok_or_else(|| format!("there is no `{CUDA_HALF}` beside {}", cpu.display()))?;
     // cuBLAS is deterministic only with a workspace of fixed size (NVIDIA: cuBLAS, "Results
     // reproducibility"). SAFETY: both are C strings. CUDA, whose C code reads the environment, is
     // not loaded yet.
     unsafe { libc::setenv(c"CUBLAS_WORKSPACE_CONFIG".as_ptr(), c":4096:8".as_ptr(), 0) };
-    let Ok(path) = CString::new(library.as_os_str().as_bytes()) else { return };
+    let path = CString::new(library.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
     // SAFETY: the library is the other half of the libtorch that is already loaded. Its
     // initialisers register CUDA's kernels, which is what they are for.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     if handle.is_null() {
         let (library, reason) = (library.display(), dlopen_error());
-        tracing::warn!(%library, reason, "libtorch's CUDA half does not load; computing on the CPU");
+        tracing::warn!(%library, reason, "libtorch's CUDA half does not load");
+        return Err(format!("{library} does not load: {reason}"));
     }
+    Ok(())
 }
 
 /// Returns the paths where the CUDA half may be: beside the CPU half (a wheel of CUDA), or in the
 /// folder that `cargo xtask libtorch --cuda` fills.
 fn candidates(cpu: &Path) -> Vec<PathBuf> {
     let Some(folder) = cpu.parent() else { return Vec::new() };
-    let name = "libtorch_cuda.so";
-    vec![folder.join(name), folder.join("../cuda").join(name)]
+    vec![folder.join(CUDA_HALF), folder.join("../cuda").join(CUDA_HALF)]
 }
 
 fn dlopen_error() -> String {
@@ -100,7 +112,12 @@ mod tests {
         );
         start().unwrap();
         let devices = cuda_devices();
-        assert_eq!(devices > 0, tch::Cuda::is_available(), "{devices} devices");
+        let some = devices.as_ref().is_ok_and(|count| *count > 0);
+        assert_eq!(some, tch::Cuda::is_available(), "{devices:?}");
+        if let Err(error) = devices {
+            let said = error.to_string();
+            assert!(said.starts_with("no CUDA in libtorch: ") && said.contains("libtorch_cuda.so"), "{said}");
+        }
     }
 
     #[test]

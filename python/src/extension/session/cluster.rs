@@ -8,14 +8,14 @@ use std::time::Duration;
 use client::results::metrics;
 use client::security::Keys;
 use client::{Client, Dialer, Followed, Local, Submission, report};
-use model::device::Choice;
-use model::{Model, Registry};
+use model::{Device, Model, Registry};
 use net::memory::Memory;
+use net::relay::Line;
 use proto::numerics::Numerics;
 use proto::spec::{JobSpec, index_records};
 use store::Stores;
 use tokio_util::sync::CancellationToken;
-use worker::{Connector, Watched};
+use worker::{Connector, ProgramDevice, Watched};
 
 use super::Message;
 use super::driven::{Description, Driven};
@@ -38,6 +38,12 @@ pub(super) struct Place {
     pub(super) name: Option<String>,
     /// What this process shows to the cluster of that master, and trusts.
     pub(super) keys: Keys,
+    /// The descriptor by which this process reaches its agent. `None`: it has no agent.
+    pub(super) agent: Option<i32>,
+    /// The submitted script that this process is one of; 0: none.
+    pub(super) script: u64,
+    /// Device of the program's model. `None`: the CPU.
+    pub(super) device: Option<ProgramDevice>,
 }
 
 /// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
@@ -99,10 +105,10 @@ impl Part<'_> {
     /// Runs a whole cluster in this process. Returns the last message; `None` after `stop`.
     async fn alone(&self, place: &Place, registry: Registry) -> Result<Option<Message>, String> {
         let options = client::Options {
-            workers: 1,
+            // The device of the program's model is its own affair.
+            devices: vec![Device::Cpu],
             ps: 1,
             threads: place.threads,
-            device: Choice::default(),
             data_root: None,
             program: self.spec.name.clone(),
         };
@@ -112,7 +118,7 @@ impl Part<'_> {
             biased;
             () = self.stop.cancelled() => Ok(None),
             error = local.failure() => Err(whole(error)),
-            ended = async { self.follow(&client, &self.submit(&client).await?).await } => {
+            ended = async { self.follow(&client, &self.submit(&client, 0).await?).await } => {
                 ended.map(Some).map_err(whole)
             }
         };
@@ -128,28 +134,38 @@ impl Part<'_> {
         place: &Place,
         registry: Registry,
     ) -> Result<Option<Message>, String> {
-        let keys = place.keys.clone();
-        let dialer = Dialer::nearest().with(keys.clone());
-        // Replaced files are read again while the job trains.
-        tokio::spawn(async move { keys.follow().await });
+        let dialer = match place.agent {
+            Some(number) => through(number)?,
+            None => {
+                let keys = place.keys.clone();
+                let dialer = Dialer::nearest().with(keys.clone());
+                // Replaced files are read again while the job trains.
+                tokio::spawn(async move { keys.follow().await });
+                dialer
+            }
+        };
         let client = Client::new(&dialer, master, PATIENCE).map_err(whole)?;
         let job = tokio::select! {
             biased;
             () = self.stop.cancelled() => return Ok(None),
-            job = self.submit(&client) => job.map_err(whole)?,
+            job = self.submit(&client, place.script) => job.map_err(whole)?,
         };
         let numerics = place.numerics.as_ref();
         let options = worker::Options {
             name: place.name.clone().unwrap_or_else(|| format!("script-{}", std::process::id())),
             threads: place.threads,
             program: self.spec.name.clone(),
+            script: place.script,
             numerics: numerics.map(|(facts, results)| Numerics::computed(facts, results)),
+            program_device: place.device.clone(),
             ..worker::Options::default()
         };
         let watched = Watched::default();
-        let connector = match Memory::new() {
-            Ok(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
-            Err(_) => Connector::socket(dialer.clone()),
+        let memory = if place.agent.is_some() { None } else { Memory::new().ok() };
+        let connector = match memory {
+            Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
+            // An agent forwards calls, and cannot lend memory.
+            None => Connector::socket(dialer.clone()),
         };
         let leave = CancellationToken::new();
         let stores = Stores::default();
@@ -171,9 +187,10 @@ impl Part<'_> {
     }
 
     /// Submits the job, or takes part in it where it lives. Returns its name.
-    async fn submit(&self, client: &Client) -> client::Result<String> {
+    async fn submit(&self, client: &Client, script: u64) -> client::Result<String> {
         let mut submission = Submission::new(&self.spec)?;
         submission.join = true;
+        submission.script = script;
         Ok(client.submit(submission).await?.name)
     }
 
@@ -194,6 +211,17 @@ impl Part<'_> {
         let exported = self.exported.load(Ordering::Relaxed);
         Ok(Message::Ended(report::Summary::new(&status).to_text(), weights, exported))
     }
+}
+
+/// Returns the dialer of a process that reaches the cluster by way of its agent.
+pub(crate) fn through(number: i32) -> Result<Dialer, String> {
+    let line = Line::inherited(number).map_err(|error| {
+        format!(
+            "EBBFLOW_AGENT is {number}, which is not the socket of an agent here ({error}); join the job in the process that \
+             the agent started, or let a child inherit the descriptor"
+        )
+    })?;
+    Ok(Dialer::through(line))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it by value")]

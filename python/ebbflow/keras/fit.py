@@ -1,0 +1,74 @@
+"""``ebbflow.keras.fit``: a compiled model as a part of a job, without a loop of one's own."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ebbflow._fabric import aliases
+from ebbflow.keras.compiled import Compiled, check_loss
+from ebbflow.keras.engine import records_of
+from ebbflow.keras.session import Session, join
+
+
+def fit(
+    model: Any,
+    train_data: Any,
+    validation_data: Any = None,
+    *,
+    epochs: int,
+    batch_size: int | None = None,
+    **options: Any,
+) -> Session:
+    """Train a compiled model, alone or as a part of the job on a cluster.
+
+    It takes the place of ``model.fit``. Afterwards the model has the final weights in each process.
+
+    Args:
+        model: A ``keras.Model`` after ``model.compile(optimizer, loss, metrics)``.
+        train_data: Records that are pairs of features and labels: see :func:`join`.
+        validation_data: Records on which the model is measured after each epoch; the same kinds.
+        epochs: Passes over ``train_data``.
+        batch_size: Records of a batch. ``effective`` says those of an update.
+        options: Other settings of :func:`join`.
+
+    Returns:
+        The job after its end. ``history`` has the metrics of each epoch under Keras' names.
+
+    Raises:
+        TypeError: The model, the data, the loss or a metric is of a kind that cannot be trained.
+        ValueError: A setting cannot be kept, or the model is not compiled.
+        UntranslatableError: The ps cannot apply the optimizer.
+        SessionFailedError: The job has failed or was cancelled.
+    """
+    compiled = Compiled(model)
+    check_loss(model.loss)
+    collate = options.get("collate")
+    first = records_of(train_data, "train_data", options.get("seed", 0), collate).load(0, [0])
+    names = aliases(compiled.prepare(first))
+
+    def measure(batch: Any) -> dict[str, float]:
+        outputs, loss = compiled.outcome(batch.data, training=False)
+        found = compiled.metrics(batch.data, outputs)
+        return {names.get(name, name): value for name, value in found.items()} | {"loss": loss}
+
+    with join(
+        model,
+        model.optimizer,
+        train_data,
+        validation_data,
+        epochs=epochs,
+        micro=batch_size,
+        **options,
+    ) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(functools.partial(compiled.loss, batch.data))
+            if validation_data is not None:
+                job.evaluate(measure)
+    users = {alias: name for name, alias in names.items()}
+    job.metrics = {users.get(name, name): value for name, value in job.metrics.items()}
+    job.history = [
+        {users.get(name, name): value for name, value in row.items()} for row in job.history
+    ]
+    return job

@@ -1,0 +1,44 @@
+"""A script on machines of Slurm, Ray or Kubernetes: ``ebb run train.py --on slurm``.
+
+One launch is a master, ps and agents, which a platform starts on its machines. The script is sent
+to this master, and everything is taken away at the end. What all platforms share is in ``cluster``,
+and each platform is one module. ``python -m ebbflow.launchers`` is the program that ``ebb run``
+becomes.
+"""
+
+from __future__ import annotations
+
+from ebbflow.launchers.platform import Platform, Settings
+
+__all__ = ["NAMES", "Platform", "Settings", "platform"]
+
+#: The platforms, as ``--on`` names them. ``local`` starts everything on this host, for tests.
+NAMES = ("slurm", "ray", "kubernetes", "local")
+
+
+def platform(name: str, settings: Settings) -> Platform:
+    """Return the platform ``name``, which has started nothing yet.
+
+    Raises:
+        InvalidJobError: There is no such platform, or it does not take the settings.
+        UnsupportedError: A program or a package is missing.
+    """
+    from ebbflow.errors import InvalidJobError
+
+    if name == "local":
+        from ebbflow.launchers.local import Local
+
+        return Local(settings)
+    if name == "slurm":
+        from ebbflow.launchers.slurm import Slurm
+
+        return Slurm(settings)
+    if name == "ray":
+        from ebbflow.launchers.ray import Ray
+
+        return Ray(settings)
+    if name == "kubernetes":
+        from ebbflow.launchers.kubernetes import Kubernetes
+
+        return Kubernetes(settings)
+    raise InvalidJobError(f"--on {name}: expected one of {', '.join(NAMES)}")

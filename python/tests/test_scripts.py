@@ -1,0 +1,177 @@
+"""`ebb submit SCRIPT.py`: agents of a cluster run the processes of a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import EBB, Cluster, Place, Process
+
+pytest.importorskip("torch")
+
+# Process 2 trains alone until it kills itself with a batch in its hands. Then process 1 takes a
+# batch and keeps it until somebody kills its agent. The others go on after that.
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch, ebbflow
+from torch import nn
+from net import network
+
+place = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+worker = os.environ.get("EBBFLOW_WORKER", "-").rsplit("-", 1)[1]
+
+def wait(name):
+    while place is not None and not (place / name).exists():
+        time.sleep(0.02)
+
+def first_batch():
+    if place is None:
+        return
+    if worker == "2" and not (place / "died").exists():
+        (place / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if worker == "1" and not (place / "held").exists():
+        (place / "begun").write_text(f"{os.getpid()} {os.getppid()}")
+        (place / "begun").rename(place / "held")
+        while True:
+            time.sleep(600)
+
+if worker == "0" or (worker == "2" and (place / "died").exists()):
+    wait("held")
+if worker == "1":
+    wait("died")
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(200, 6, generator=generator)
+y = (x.sum(1) > 0).long()
+torch.manual_seed(7)
+model = network()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+source = torch.utils.data.TensorDataset(x, y)
+loss = nn.CrossEntropyLoss()
+with ebbflow.join(model, optimizer, source, micro=8, effective=32, epochs=3) as job:
+    for epoch in job.epochs():
+        for batch in epoch:
+            first_batch()
+            job.step(loss(model(batch.x), batch.y))
+print("trained", job.model_sha256, flush=True)
+"""
+
+NET = """
+from torch import nn
+
+def network():
+    return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
+"""
+
+
+def code(folder: Path, text: str) -> Path:
+    """Write the files of a script, and return the script."""
+    (folder / "code").mkdir()
+    (folder / "code/net.py").write_text(NET)
+    script = folder / "code/train.py"
+    script.write_text(text)
+    return script
+
+
+def agent(cluster: Cluster, index: int, processes: int) -> Process:
+    name = f"agent-{index}"
+    python = ["--python", sys.executable, "--script-processes", str(processes)]
+    return cluster.start(
+        name,
+        *["worker", "--master", cluster.url, "--name", name, "--device", "cpu", "--scripts"],
+        *python,
+    )
+
+
+def submit(url: str, script: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [str(EBB), "submit", str(script), "--master", url, "--follow", "--json", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def trained_alone(script: Path) -> str:
+    """Return the hash of the model that one process trains without a cluster."""
+    environment = {name: value for name, value in os.environ.items() if name[:7] != "EBBFLOW"}
+    command = [sys.executable, str(script)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return said.stdout.split()[-1]
+
+
+def test_a_killed_process_and_a_killed_agent_change_no_bit(place: Place, tmp_path: Path) -> None:
+    script = code(tmp_path, TRAIN)
+    alone = trained_alone(script)
+    agents = [agent(place.cluster, index, 2) for index in range(3)]
+    out = tmp_path / "out"
+    arguments = ["--workers", "3", "--out", str(out), "--", str(tmp_path)]
+    submitted = submit(place.cluster.url, script, *arguments)
+    held = tmp_path / "held"
+    while not held.exists():
+        assert submitted.poll() is None, submitted.communicate()
+        time.sleep(0.02)
+    process, parent = map(int, held.read_text().split())
+    (lost,) = [agent for agent in agents if agent.child.pid == parent]
+    lost.child.kill()
+    lost.child.wait()
+    said, errors = submitted.communicate()
+    assert submitted.returncode == 0, errors
+    summary = json.loads(said)
+    assert summary["model_sha256"] == alone
+    assert summary["job"] == "train-1", "the job has the name and the number of the script"
+    assert json.loads((out / "summary.json").read_text())["status"] == "succeeded"
+    # It dies with its agent. Until the system has noticed, somebody else may end the job.
+    while Path(f"/proc/{process}").exists():
+        time.sleep(0.02)
+    logs = [agent.log.read_text() for agent in agents]
+    assert any("was ended by signal 9; it is started again in 1.0 s" in log for log in logs), logs
+
+
+def test_a_cancelled_job_ends_the_processes_of_its_script(place: Place, tmp_path: Path) -> None:
+    script = code(tmp_path, TRAIN.replace('if worker == "1":\n    wait("died")\n', "", 1))
+    agent(place.cluster, 0, 2)
+    submitted = submit(place.cluster.url, script, "--workers", "2", "--", str(tmp_path))
+    held = tmp_path / "held"
+    while not held.exists():
+        assert submitted.poll() is None, submitted.communicate()
+        time.sleep(0.02)
+    process = int(held.read_text().split()[0])
+    place.client.cancel("train", force=True)
+    assert submitted.wait() == 1
+    said, _ = submitted.communicate()
+    assert json.loads(said)["status"] == "cancelled"
+    while Path(f"/proc/{process}").exists():
+        time.sleep(0.02)
+    assert place.client.status("train-1")["status"] == "cancelled"
+
+
+def test_a_script_that_fails_everywhere_fails_its_job_with_what_it_said(
+    place: Place, tmp_path: Path
+) -> None:
+    broken = TRAIN.replace("first_batch()\n", "raise OSError('no room')\n", 1)
+    assert broken != TRAIN
+    script = code(tmp_path, broken)
+    agent(place.cluster, 0, 1)
+    submitted = submit(place.cluster.url, script)
+    said, errors = submitted.communicate()
+    assert submitted.returncode == 1, errors
+    summary = json.loads(said)
+    assert summary["status"] == "failed"
+    assert "OSError: no room" in summary["reason"]
+
+
+def test_a_script_reaches_no_setting_of_its_agent(place: Place, tmp_path: Path) -> None:
+    text = "import os; print(sorted(name for name in os.environ if name.startswith('EBB'))); 1 / 0"
+    script = code(tmp_path, text)
+    agent(place.cluster, 0, 1)
+    submitted = submit(place.cluster.url, script, "--env", "GIVEN=1")
+    said, _ = submitted.communicate()
+    assert submitted.returncode == 1
+    reason = json.loads(said)["reason"]
+    names = [f"EBBFLOW_{name}" for name in ("AGENT", "JOB", "MASTER", "SCRIPT", "WORKER")]
+    assert str(names) in reason
+    assert "ZeroDivisionError" in reason

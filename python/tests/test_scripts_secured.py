@@ -1,0 +1,153 @@
+"""``ebb submit SCRIPT.py`` on a cluster with certificates and tokens: a script has no keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .conftest import EBB, Cluster, variables
+from .test_scripts import agent, code, trained_alone
+
+pytest.importorskip("torch")
+
+TRAIN = """
+import os, sys
+import torch, ebbflow, ebbflow.callbacks
+from torch import nn
+from net import network
+
+class Heard(ebbflow.callbacks.Callback):
+    def on_end(self, summary):
+        print("heard the end", flush=True)
+
+generator = torch.Generator().manual_seed(3)
+x = torch.randn(120, 6, generator=generator)
+y = (x.sum(1) > 0).long()
+torch.manual_seed(7)
+model = network()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+source = torch.utils.data.TensorDataset(x, y)
+loss = nn.CrossEntropyLoss()
+heard = [] if len(sys.argv) < 2 else [Heard()]
+with ebbflow.join(
+    model, optimizer, source, micro=8, effective=32, epochs=2, callbacks=heard
+) as job:
+    for epoch in job.epochs():
+        for batch in epoch:
+            job.step(loss(model(batch.x), batch.y))
+print("trained", job.model_sha256, flush=True)
+"""
+
+# Each line says what came of an attempt.
+ATTEMPTS = """
+import os, socket, ssl, subprocess, sys
+import ebbflow
+
+def attempt(name, action):
+    try:
+        print(name, "SUCCEEDED", repr(action()), flush=True)
+    except (ebbflow.Error, OSError) as error:
+        print(name, "failed:", type(error).__name__, str(error).replace("\\n", " "), flush=True)
+
+def dial(url):
+    host, port = url.removeprefix("https://").rsplit(":", 1)
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port))) as plain:
+        with context.wrap_socket(plain) as secure:
+            settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+            secure.sendall(b"PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n" + settings)
+            answer = secure.recv(1)
+            if not answer:
+                raise OSError("closed")
+            return answer
+
+master, number = os.environ["EBBFLOW_MASTER"], int(os.environ["EBBFLOW_AGENT"])
+print("keys", sorted(name for name in os.environ if name.startswith("EBB_")), flush=True)
+attempt("client", lambda: ebbflow.Client(master, timeout=1).jobs())
+for url in [master, *sys.argv[1:]]:
+    attempt("dial", lambda: dial(url))
+# By way of its agent, it does what a process of its script does and no more.
+mine = ebbflow.Client(master, timeout=1, _agent=number)
+print("list", [job["job"] for job in mine.jobs()], flush=True)
+attempt("other", lambda: mine.status("other"))
+attempt("cancel", lambda: mine.cancel(os.environ["EBBFLOW_JOB"]))
+elsewhere = ebbflow.Client("https://127.0.0.1:1", timeout=1, _agent=number)
+attempt("elsewhere", lambda: elsewhere.status("1"))
+child = "import os, ebbflow; ebbflow.Client(%r, timeout=1, _agent=%d)" % (master, number)
+said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+print("child", said.returncode, said.stderr.strip().splitlines()[-1], flush=True)
+sys.exit(3)
+"""
+
+
+def secured(folder: Path) -> Cluster:
+    certs = folder / "certs"
+    users = [
+        argument for user in ("anna=submit+scripts", "bob=submit") for argument in ("--user", user)
+    ]
+    subprocess.run(
+        [EBB, "certs", "init", "--dir", str(certs), *users], check=True, capture_output=True
+    )
+    return Cluster(folder, workers=0, certs=certs)
+
+
+def submit(cluster: Cluster, user: str, script: Path, *arguments: str) -> tuple[int, str, str]:
+    """Send a script as ``user`` and wait for its end. Returns exit code, stdout and stderr."""
+    assert cluster.certs is not None
+    command = [str(EBB), "submit", str(script), "--master", cluster.url, "--follow", *arguments]
+    keys = {**os.environ, **variables(cluster.certs, user)}
+    done = subprocess.run(command, capture_output=True, text=True, env=keys)
+    return done.returncode, done.stdout, done.stderr
+
+
+def logs(cluster: Cluster, user: str, job: str) -> str:
+    assert cluster.certs is not None
+    command = [str(EBB), "logs", job, "--master", cluster.url]
+    keys = {**os.environ, **variables(cluster.certs, user)}
+    return subprocess.run(command, capture_output=True, text=True, env=keys, check=True).stdout
+
+
+def test_a_script_without_keys_trains_through_its_agents(tmp_path: Path) -> None:
+    script = code(tmp_path, TRAIN)
+    alone = trained_alone(script)
+    cluster = secured(tmp_path)
+    try:
+        for index in range(2):
+            agent(cluster, index, 1)
+        returned, said, errors = submit(
+            cluster, "anna", script, "--json", "--workers", "2", "--", "with callbacks"
+        )
+        assert returned == 0, errors
+        assert json.loads(said)["model_sha256"] == alone
+        assert logs(cluster, "anna", "train").count("heard the end") == 1
+        returned, said, errors = submit(cluster, "bob", script)
+        assert returned == 1 and "may not send scripts" in errors, errors
+    finally:
+        cluster.stop()
+
+
+def test_a_script_reaches_nothing_but_its_jobs(tmp_path: Path) -> None:
+    script = code(tmp_path, ATTEMPTS)
+    cluster = secured(tmp_path)
+    try:
+        agent(cluster, 0, 1)
+        returned, said, errors = submit(cluster, "anna", script, "--", *cluster.ps_urls)
+        assert returned == 1, said + errors
+        lines = logs(cluster, "anna", "train").splitlines()
+        told = [line.partition(" | ")[2] for line in lines]
+        print("\n".join(told))
+        assert "keys []" in told and "list ['train-1']" in told
+        assert not [line for line in told if "SUCCEEDED" in line]
+        for name in ("client", "other", "cancel", "elsewhere"):
+            assert [line for line in told if line.startswith(f"{name} failed: ")], name
+        assert sum(line.startswith("dial failed: ") for line in told) == 3
+        assert any(line.startswith("child 1 ") and "EBBFLOW_AGENT" in line for line in told)
+        log = cluster.processes[-1].log.read_text()
+        assert "refused: a process asks for what is not of its jobs" in log, log
+    finally:
+        cluster.stop()

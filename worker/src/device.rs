@@ -1,0 +1,196 @@
+//! The CUDA devices on which a worker can compute, and what is missing where there is none.
+//!
+//! The driver is asked first, then the compute engine. So the first thing that is missing is named:
+//! driver, device, a newer driver, or the CUDA half of libtorch. Nothing here opens a device.
+
+use std::fmt;
+use std::sync::Arc;
+
+use kernels::Error as Kernels;
+use kernels::telemetry::Reading;
+use model::device::{Choice, Device, Found};
+use model::engines;
+use proto::{pb, size};
+
+use crate::error::Result;
+
+/// The driver is there and shows no device.
+const NO_DEVICE: &str =
+    "no CUDA device: the driver shows none (CUDA_VISIBLE_DEVICES may hide them); compute on the CPU";
+
+/// The driver shows devices, and the engine none.
+const NO_DEVICE_OF_ENGINE: &str =
+    "no CUDA device: libtorch finds none (the driver may be too old for it); compute on the CPU";
+
+/// Devices for the workers of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The devices, at least one.
+    pub devices: Vec<Device>,
+    /// Why `auto` chose the CPU, in one line for people. `None`: the user chose it, or it is not
+    /// chosen.
+    pub fallback: Option<String>,
+}
+
+/// Returns the devices to compute on. It may take a second, because it loads the engine.
+///
+/// # Errors
+/// A CUDA device is asked for and not there.
+pub fn chosen(choice: &Choice) -> Result<Chosen> {
+    let found = if choice.asks() { found() } else { Found::default() };
+    let devices = choice.devices(&found)?;
+    let falls_back = *choice == Choice::Auto && devices == [Device::Cpu];
+    let reason = || found.missing.split(';').next().unwrap_or_default().to_owned();
+    Ok(Chosen { devices, fallback: falls_back.then(reason) })
+}
+
+/// Returns the devices for processes of scripts. These bring an engine of their own, so only the
+/// driver is asked. Empty: the user chose `auto`, and there is no CUDA device.
+///
+/// # Errors
+/// A CUDA device is asked for and not there.
+pub fn for_scripts(choice: &Choice) -> Result<Vec<Device>> {
+    let found = if choice.asks() { shown(kernels::device::listed().map(memories)) } else { Found::default() };
+    let devices = choice.devices(&found)?;
+    let is_fallback = *choice == Choice::Auto && devices == [Device::Cpu];
+    Ok(if is_fallback { Vec::new() } else { devices })
+}
+
+/// Returns what the driver alone shows: the memory of each device.
+fn shown(driver: Result<Vec<u64>, Kernels>) -> Found {
+    match driver {
+        Ok(memory) if memory.is_empty() => Found::nothing(NO_DEVICE.to_owned()),
+        Ok(memory_bytes) => Found { memory_bytes, missing: String::new() },
+        Err(error) => Found::nothing(error.to_string()),
+    }
+}
+
+/// Returns the CUDA devices on which this process can compute.
+pub fn found() -> Found {
+    let engine = || engines::cuda_devices().map_err(|error| error.to_string());
+    join(kernels::device::listed().map(memories), engine)
+}
+
+fn memories(listed: Vec<kernels::device::Listed>) -> Vec<u64> {
+    listed.into_iter().map(|device| device.memory_bytes).collect()
+}
+
+/// Joins what the driver shows, the memory of each device, with the number of devices on which the
+/// engine computes. The engine is not asked without a device.
+fn join(driver: Result<Vec<u64>, Kernels>, engine: impl FnOnce() -> Result<usize, String>) -> Found {
+    let driver = match driver {
+        // Then only the engine knows the devices.
+        Err(Kernels::NotBuilt) => None,
+        Err(error) => return Found::nothing(error.to_string()),
+        Ok(memory) if memory.is_empty() => {
+            return Found::nothing(NO_DEVICE.to_owned());
+        }
+        Ok(memory) => Some(memory),
+    };
+    match (engine(), driver) {
+        (Err(reason), _) => Found::nothing(reason),
+        (Ok(0), _) => Found::nothing(NO_DEVICE_OF_ENGINE.to_owned()),
+        (Ok(count), memory) => {
+            let mut memory_bytes = memory.unwrap_or_default();
+            memory_bytes.resize(count, 0);
+            Found { memory_bytes, missing: String::new() }
+        }
+    }
+}
+
+/// Checks that a device is there. Returns its memory in bytes; 0 if it is not known.
+///
+/// # Errors
+/// A CUDA device is not there.
+pub(crate) fn check(device: Device) -> Result<u64> {
+    if device == Device::Cpu {
+        return Ok(0);
+    }
+    let found = found();
+    Choice::Only(vec![device]).devices(&found)?;
+    Ok(found.memory_of(device))
+}
+
+/// Returns a device with its memory for people, such as `cuda:1 with 79.6 GiB`.
+pub(crate) fn told(device: &dyn fmt::Display, memory_bytes: u64) -> Arc<str> {
+    match memory_bytes {
+        0 => device.to_string().into(),
+        bytes => format!("{device} with {}", size::text(bytes)).into(),
+    }
+}
+
+/// Returns what heartbeats say of a device.
+pub(crate) fn said(reading: &Reading) -> pb::DeviceReading {
+    pb::DeviceReading {
+        busy_percent: reading.busy_percent,
+        memory_used_bytes: reading.memory_used_bytes.unwrap_or(0),
+        throttled: reading.is_throttled(),
+        failing: reading.is_failing(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn never() -> Result<usize, String> {
+        panic!("the engine is asked although there is no device")
+    }
+
+    #[test]
+    fn the_first_thing_that_is_missing_is_named() {
+        let old = Kernels::DriverTooOld { version: 11_040, reason: "expected 12.0".to_owned() };
+        for (driver, said) in [
+            (Err(Kernels::NoDriver), "no CUDA driver: "),
+            (Err(old), "the CUDA driver is too old: it supports CUDA 11.4"),
+            (Ok(Vec::new()), "no CUDA device: the driver shows none"),
+        ] {
+            let found = join(driver, never);
+            assert!(found.memory_bytes.is_empty() && found.missing.starts_with(said), "{found:?}");
+        }
+        let found = join(Ok(vec![7]), || Err("no CUDA in libtorch".to_owned()));
+        assert_eq!(found, Found::nothing("no CUDA in libtorch".to_owned()));
+        assert!(join(Ok(vec![7]), || Ok(0)).missing.starts_with("no CUDA device: libtorch"));
+    }
+
+    #[test]
+    fn devices_are_those_on_which_the_engine_computes_with_what_the_driver_knows() {
+        let memory = |driver, count| join(driver, || Ok(count)).memory_bytes;
+        assert_eq!(memory(Ok(vec![7, 8]), 2), [7, 8]);
+        assert_eq!(memory(Ok(vec![7, 8]), 1), [7]);
+        assert_eq!(memory(Err(Kernels::NotBuilt), 2), [0, 0], "the memory is not known");
+    }
+
+    #[test]
+    fn a_heartbeat_says_whether_the_device_is_slowed_down_or_fails() {
+        assert_eq!(said(&Reading::default()), pb::DeviceReading::default());
+        let throttle = Some(kernels::telemetry::Throttle { by_heat: true, ..Default::default() });
+        let hot =
+            Reading { busy_percent: Some(0), throttle, memory_used_bytes: Some(7), ..Reading::default() };
+        let expected = pb::DeviceReading {
+            busy_percent: Some(0),
+            memory_used_bytes: 7,
+            throttled: true,
+            failing: false,
+        };
+        assert_eq!(said(&hot), expected);
+        assert!(said(&Reading { is_lost: true, ..hot }).failing);
+    }
+
+    #[test]
+    fn processes_of_scripts_need_a_driver_and_no_engine() {
+        assert_eq!(shown(Ok(vec![7, 8])).memory_bytes, [7, 8]);
+        assert_eq!(shown(Ok(Vec::new())), Found::nothing(NO_DEVICE.to_owned()));
+        assert!(shown(Err(Kernels::NoDriver)).missing.starts_with("no CUDA driver: "));
+        assert_eq!(for_scripts(&"cpu".parse().unwrap()).unwrap(), [Device::Cpu]);
+    }
+
+    #[test]
+    fn the_cpu_needs_no_driver_and_nothing_is_said_of_it() {
+        let chosen = chosen(&"cpu".parse().unwrap()).unwrap();
+        assert_eq!(chosen, Chosen { devices: vec![Device::Cpu], fallback: None });
+        assert_eq!(check(Device::Cpu).unwrap(), 0);
+        assert_eq!(&*told(&Device::Cpu, 0), "cpu");
+        assert_eq!(&*told(&Device::Cuda(1), 85_520_809_984), "cuda:1 with 79.6 GiB");
+    }
+}
