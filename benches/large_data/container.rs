@@ -69,7 +69,15 @@ impl Worker {
     }
 
     /// Returns the most memory that was seen.
+    ///
+    /// # Panics
+    /// If none was seen, because control groups have another place here.
     pub(crate) fn memory(&self) -> Memory {
+        assert!(
+            self.memory.most > 0,
+            "no memory.stat of the container in {}",
+            self.group("memory").display()
+        );
         self.memory
     }
 

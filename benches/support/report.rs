@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Debug, Serialize)]
 pub(crate) struct Figure {
     pub(crate) name: &'static str,
-    /// Median of the samples.
+    /// Median of the samples, or their largest one.
     value: f64,
     unit: &'static str,
     /// Value of the row if everything but the workers' compute were free.
@@ -45,15 +45,37 @@ impl Figure {
         Self { name, value, unit, limit_or_peer: limit, ratio, target, samples }
     }
 
+    /// Returns a row whose value is the largest sample, because each sample must meet the target.
+    pub(crate) fn most(
+        name: &'static str,
+        unit: &'static str,
+        samples: Vec<f64>,
+        limit: f64,
+        target: Option<Target>,
+    ) -> Self {
+        let most = samples.iter().copied().reduce(f64::max).unwrap_or(f64::NAN);
+        let ratio = (limit != 0.0).then_some(most / limit);
+        Self { value: most, ratio, ..Self::new(name, unit, samples, limit, target) }
+    }
+
+    /// Returns whether the value meets its target. Without target or samples it does.
+    pub(crate) fn is_met(&self) -> bool {
+        match self.target.filter(|_| !self.samples.is_empty()) {
+            Some(Target::AtLeast(bound)) => self.value >= bound,
+            Some(Target::Below(bound)) => self.value < bound,
+            None => true,
+        }
+    }
+
     fn line(&self) -> String {
         let number = |value: f64| match self.unit {
             "ratio" => format!("{value:.3}"),
             _ => format!("{value:.1}"),
         };
-        let (target, met) = match self.target {
-            Some(Target::AtLeast(bound)) => (format!(">= {}", number(bound)), self.value >= bound),
-            Some(Target::Below(bound)) => (format!("< {}", number(bound)), self.value < bound),
-            None => ("-".to_owned(), true),
+        let target = match self.target {
+            Some(Target::AtLeast(bound)) => format!(">= {}", number(bound)),
+            Some(Target::Below(bound)) => format!("< {}", number(bound)),
+            None => "-".to_owned(),
         };
         let extreme =
             |pick: fn(f64, f64) -> f64| self.samples.iter().copied().reduce(pick).unwrap_or(f64::NAN);
@@ -67,7 +89,7 @@ impl Figure {
             number(self.limit_or_peer),
             target,
             self.samples.len(),
-            if met { "" } else { "MISSED" },
+            if self.is_met() { "" } else { "MISSED" },
         )
     }
 }

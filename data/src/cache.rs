@@ -1,5 +1,5 @@
 //! What the process keeps of data files in memory, however many workers, jobs and data sets read
-//! them: decoded blocks, and pieces of files on other machines.
+//! them: decoded blocks, and pieces of files on other machines and of compressed files.
 //!
 //! They stay up to a bound (`room.rs`). Then those go that were not used for longest. A block
 //! serves many batches in sequence and then none for an epoch, so a policy that keeps what was used
@@ -8,6 +8,7 @@
 //!
 //! This is process-wide state, but harmless: what it holds never changes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use lru::LruCache;
@@ -40,8 +41,7 @@ pub fn default_memory() -> u64 {
 #[derive(Clone)]
 enum Kept {
     Block(Blocks),
-    /// Bytes of a file on another machine.
-    #[cfg_attr(not(feature = "cloud"), allow(dead_code, reason = "all files are local"))]
+    /// Bytes of a file on another machine, or of a compressed one.
     Piece(bytes::Bytes),
 }
 
@@ -50,7 +50,6 @@ enum Kept {
 enum Place {
     Block(Key),
     /// Number of the file in this process, and of the piece in the file.
-    #[cfg_attr(not(feature = "cloud"), allow(dead_code, reason = "all files are local"))]
     Piece(u64, u64),
 }
 
@@ -159,6 +158,14 @@ pub(crate) fn forget(table: u64) {
     shelf().forget_all(|place| matches!(place, Place::Block(key) if key.table == table));
 }
 
+/// Number of the next file of this process whose pieces may lie here.
+static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of a file whose pieces may lie here.
+pub(crate) fn next_file() -> u64 {
+    NEXT_FILE.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Returns a piece of a file from memory, or from `fetch`. Other readers of the same piece wait.
 ///
 /// # Errors
@@ -176,7 +183,6 @@ pub(crate) fn piece(
 }
 
 /// Returns a piece of a file if it is in memory.
-#[cfg(feature = "cloud")]
 pub(crate) fn known_piece(file: u64, number: u64) -> Option<bytes::Bytes> {
     match shelf().cells.get(&Place::Piece(file, number))?.0.get()? {
         Kept::Piece(piece) => Some(piece.clone()),
@@ -185,13 +191,11 @@ pub(crate) fn known_piece(file: u64, number: u64) -> Option<bytes::Bytes> {
 }
 
 /// Keeps a piece of a file.
-#[cfg(feature = "cloud")]
 pub(crate) fn keep_piece(file: u64, number: u64, piece: bytes::Bytes) {
     shelf().keep(Place::Piece(file, number), Arc::new(OnceCell::with_value(Kept::Piece(piece))));
 }
 
 /// Forgets the pieces of a file.
-#[cfg(feature = "cloud")]
 pub(crate) fn forget_pieces(file: u64) {
     shelf().forget_all(|place| matches!(place, Place::Piece(of, _) if *of == file));
 }

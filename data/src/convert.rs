@@ -43,6 +43,7 @@ use self::written::Written;
 use crate::cast::cast;
 use crate::column::Column;
 use crate::error::{Error, Result, malformed, wrong};
+use crate::packed::{Access, DECODERS_MAX};
 use crate::pass::Pass;
 use crate::pixels::Encoding;
 use crate::sample;
@@ -113,7 +114,7 @@ pub struct Converted {
 /// the folder is not empty or cannot be written.
 pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) -> Result<Option<Converted>> {
     let Some(survey) = survey(order, watch)? else { return Ok(None) };
-    let Survey { columns, starts, records, image, first: _first } = &survey;
+    let Survey { columns, starts, records, image, first } = &survey;
     let written = written::all(order.format, columns, *image);
     let written = written.map_err(|reason| malformed(&order.folder, reason))?;
     let each = match order.size {
@@ -161,7 +162,9 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
         }
         Ok(())
     };
-    in_threads(order.threads, write)?;
+    // Threads beyond the decoders of a file would begin at its front for each shard.
+    let threads_max = if first.is_packed() { DECODERS_MAX } else { usize::MAX };
+    in_threads(order.threads.min(threads_max), write)?;
     if work.stopped.into_inner() {
         return Ok(None);
     }
@@ -254,7 +257,8 @@ impl Conversion {
 
     /// Opens a file of the source, or finds it open.
     fn open(&self, file: usize) -> Result<Arc<Table>> {
-        tables::open(&self.source, &self.source.train, file, None, None, Pass::plain())
+        let pass = Pass { access: Access::InSequence, ..Pass::plain() };
+        tables::open(&self.source, &self.source.train, file, None, None, pass)
     }
 }
 

@@ -7,21 +7,25 @@ use std::time::Duration;
 
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
-use proto::spec::{DataSet, JobSpec, Records};
+use proto::spec::{DataSet, JobSpec, Purpose, Records};
 use proto::worst::Preview;
 
 use crate::batch::Batch;
 use crate::column::Column;
+use crate::cuts::BLOCK_BYTES;
 use crate::error::{Error, Result, wrong};
 use crate::finite::{NotFinite, not_finite};
 use crate::index::KnownIndex;
 use crate::observer::Observer;
+use crate::packed::Access;
 use crate::pass::Pass;
 use crate::preview;
+use crate::room;
 use crate::schema::{Schema, Unfit};
 use crate::table::{Reader, Table};
 use crate::tables;
 use crate::transform::Draws;
+use crate::version;
 
 /// A record that the job skips, because a value is missing or cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,8 +76,9 @@ impl Dataset {
     ) -> Result<Arc<Self>> {
         let source = spec.data.files_of(set).ok_or(Error::NoSuchSet(set))?;
         let files = spec.data.files(source).ok_or(Error::NoSuchSet(set))?;
+        let access = Access::of(spec, set);
         let open = |file| {
-            let pass = Pass { observer, ..Pass::plain() };
+            let pass = Pass { observer, access, ..Pass::plain() };
             tables::open(&spec.data, &files, file, root, known(file), pass)
         };
         let tables: Vec<_> = (0..files.len()).map(open).collect::<Result<_>>()?;
@@ -104,6 +109,7 @@ impl Dataset {
             }
             schemas.push(other);
         }
+        check_windows(spec, set, &tables)?;
         let in_files: Vec<u64> = tables.iter().map(|table| table.records()).collect();
         let records = spec.data.records(set, &in_files, spec.seed).map_err(Error::Specification)?;
         let starts = in_files.iter().scan(0, |next, &records| Some(std::mem::replace(next, *next + records)));
@@ -117,8 +123,8 @@ impl Dataset {
     }
 
     /// Checks that each file has as many records and bytes as when the job was indexed, because the
-    /// order of records depends on the counts. 0 bytes are unknown. A file on another machine must
-    /// also have its version, unless that is unknown, which is the empty text.
+    /// order of records depends on the counts. 0 bytes are unknown. A file must also have its
+    /// version, as far as that can be compared (`version.rs`).
     ///
     /// # Errors
     /// The first file with another number or version.
@@ -135,7 +141,7 @@ impl Dataset {
                 });
             }
             let (found, then) = (table.version(), versions.get(at).map_or("", String::as_str));
-            if !found.is_empty() && !then.is_empty() && found != then {
+            if let Some((found, then)) = version::difference(&found, then) {
                 return wrong(
                     table.path(),
                     format!(
@@ -387,4 +393,46 @@ impl Dataset {
         let table = self.starts.partition_point(|&start| start <= record) - 1;
         (table, record - self.starts[table])
     }
+}
+
+/// Checks that the windows of compressed files that are read side by side fit into memory: their
+/// pieces, and the records that are decoded from them. Without room for them each microbatch would
+/// unpack its file from the front.
+///
+/// # Errors
+/// They do not fit.
+fn check_windows(spec: &JobSpec, set: DataSet, tables: &[Arc<Table>]) -> Result<()> {
+    let windows = spec.data.windows().filter(|_| set == DataSet::Train && spec.purpose == Purpose::Train);
+    let packed = || tables.iter().filter(|table| table.is_packed());
+    let (Some((window, lanes)), Some(first)) = (windows, packed().next()) else { return Ok(()) };
+    let needed = |table: &Arc<Table>| needed(bytes_of(window, table.records(), table.bytes()), table.bytes());
+    let mut windows: Vec<u64> = packed().map(needed).collect();
+    windows.sort_unstable_by(|a, b| b.cmp(a));
+    let needed = windows.iter().take(lanes as usize).fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
+    let bytes_max = room::bytes_max();
+    if needed > bytes_max {
+        return wrong(
+            first.path(),
+            format!(
+                "windows of {window} records of the compressed files that are read side by side need about {needed} \
+                 bytes in memory, more than the {bytes_max} of data_memory; set a smaller data.window or \
+                 data.interleave, raise data_memory, or unpack the files"
+            ),
+        );
+    }
+    let what = || format!("windows of {window} of its records need about {needed} bytes");
+    room::check_cache(needed).map_err(|full| full.at(first.path(), what()))
+}
+
+/// Returns the bytes that a window of a file takes: its blocks, of which the first and the last one
+/// reach beyond it, and the records that are decoded from them, which are about as large.
+fn needed(window: u64, file: u64) -> u64 {
+    let pieces = window.saturating_add(2 * BLOCK_BYTES as u64).min(file);
+    pieces.saturating_add(window)
+}
+
+/// Returns about how many of the `bytes` of `records` some of the records have.
+fn bytes_of(some: u64, records: u64, bytes: u64) -> u64 {
+    let share = u128::from(bytes) * u128::from(some.min(records)) / u128::from(records.max(1));
+    share as u64
 }

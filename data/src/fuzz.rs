@@ -8,7 +8,8 @@ use std::path::Path;
 use proto::spec::{DataSpec, FilesSpec, Format, TokenType, TokensSpec};
 
 use crate::formats::{self, tfrecord};
-use crate::object::Object;
+use crate::object::{Content, Object};
+use crate::packed::always_in_pieces;
 use crate::pixels;
 use crate::tokenizer::Tokenizer;
 
@@ -102,9 +103,15 @@ fn tokenizer(bytes: &[u8]) -> bool {
     tokenizer.encode("Hello, world! naïve 東京 <s>", true).is_ok()
 }
 
-/// Unpacks gzip or Zstandard.
+/// Unpacks gzip or Zstandard, as a whole and piece by piece.
 fn packed(bytes: &[u8]) -> bool {
-    std::hint::black_box(Object::of(Path::new(NAME), bytes)).is_ok()
+    let content = |object: Object| object.hash(Content::default(), &());
+    let whole = Object::of(Path::new(NAME), bytes).and_then(content);
+    let pieces = always_in_pieces(Object::copy(Path::new(NAME), bytes.to_vec())).and_then(content);
+    if let (Ok(whole), Ok(pieces)) = (&whole, &pieces) {
+        assert_eq!(whole, pieces);
+    }
+    whole.is_ok()
 }
 
 /// Decodes an image to one channel and to three.

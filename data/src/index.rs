@@ -10,6 +10,7 @@ use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::object::Content;
 use crate::observer::Observer;
+use crate::packed::Access;
 use crate::pass::Pass;
 use crate::schema::{self, Schema};
 use crate::table::Named;
@@ -88,8 +89,8 @@ pub fn index_observed(
         let names: Vec<_> = columns.iter().map(|column| column.name.as_str()).collect();
         schema::label_index(&spec.data, &names).filter(|_| spec.model.loss.wants_classes())
     };
-    let table =
-        tables::open(&spec.data, &files, file, root, None, Pass { observer, collects: &label, cuts: None })?;
+    let pass = Pass { observer, collects: &label, cuts: None, access: Access::of(spec, set) };
+    let table = tables::open(&spec.data, &files, file, root, None, pass)?;
     let schema = Schema::new(spec, set, &table)?;
     let labels = schema.label_range(&table, observer)?;
     let content = table.content(observer)?;

@@ -11,6 +11,7 @@ use crate::folder::Folder;
 use crate::format::Source;
 use crate::formats;
 use crate::object::Object;
+use crate::packed::Access;
 use crate::preview::{is_bytes, text};
 use crate::{pixels, sample};
 
@@ -105,7 +106,7 @@ pub(crate) fn open(path: &Path, spec: &DataSpec) -> Result<Box<dyn Source>> {
     let object = match spec.format {
         Format::Images => Object::of_folder(Folder::open(path, &())?.into()),
         Format::Index => Object::copy(path, Vec::new()),
-        _ => Object::open(path, &())?,
+        _ => Object::open(path, Access::InSequence, &())?,
     };
     formats::open(spec, &object, "values", path, &())
 }

@@ -10,6 +10,7 @@
 //! | `object.rs` | a file: its bytes, and whether it has changed |
 //! | `remote.rs`, `remote/` | files on web servers and in object stores |
 //! | `folder.rs` | the images of a folder, on a disk or in an object store |
+//! | `packed.rs` | compressed files, whole or piece by piece |
 //! | `pattern.rs` | files whose names fit a pattern |
 //! | `format.rs`, `formats/` | what a format does; one file for each format |
 //! | `cuts.rs` | where a file is cut into blocks |
@@ -21,7 +22,7 @@
 //! | `column.rs`, `cast.rs` | a column's values; their conversion to another type |
 //! | `table.rs` | the records of files that belong together |
 //! | `tables.rs` | the open files of the process |
-//! | `cache.rs` | decoded blocks of the process |
+//! | `cache.rs` | decoded blocks of the process, and pieces of files |
 //! | `room.rs` | the memory of decoded blocks and of files that are held whole |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
@@ -67,6 +68,7 @@ mod missing;
 mod mixup;
 mod object;
 pub mod observer;
+mod packed;
 mod pass;
 mod pattern;
 mod pixels;
@@ -83,6 +85,7 @@ mod tables;
 mod tests;
 mod tokenizer;
 mod transform;
+mod version;
 
 pub use batch::Batch;
 pub use cache::default_memory;
@@ -99,6 +102,7 @@ pub use memory::memory_limit;
 pub use mixup::mixed;
 pub use object::Content;
 pub use observer::Observer;
+pub use packed::unpacked_bytes;
 pub use pattern::without_patterns;
 pub use remote::{allow_urls, every_url, use_store_settings, wrong_prefixes};
 pub use room::{limit_blocks, limit_memory};

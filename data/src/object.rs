@@ -5,7 +5,8 @@
 //! | local | mapped into memory |
 //! | on another machine | fetched part by part (`remote.rs`) |
 //! | folder of images | each image by itself (`folder.rs`) |
-//! | compressed, or on a server that gives no parts | in memory as a whole (`room.rs`) |
+//! | compressed | unpacked piece by piece, or in memory as a whole (`packed.rs`) |
+//! | on a server that gives no parts | in memory as a whole (`room.rs`) |
 //!
 //! Of a mapped file the process holds only what it reads, and the system may take that back.
 
@@ -17,26 +18,23 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use flate2::read::MultiGzDecoder;
 use memmap2::Mmap;
 use proto::spec::Format;
 
 use crate::column::{Aligned, FileBytes, Memory};
-use crate::error::{Error, Result, malformed, wrong};
+use crate::error::{Error, Result, wrong};
 use crate::folder::Folder;
 use crate::observer::Observer;
+use crate::packed::{self, Access, Packed};
 use crate::remote::{self, Remote};
 use crate::room::{self, Held, Whole};
+use crate::version;
 
 /// Bytes that are read from a file at once.
 const PIECE_BYTES: usize = 4 << 20;
 
 /// Most bytes of a file on another machine that a reader fetches at once.
 const WINDOW_BYTES: usize = 8 << 20;
-
-/// First bytes of a gzip file and of a Zstandard frame.
-const GZIP: [u8; 2] = [0x1F, 0x8B];
-const ZSTD: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 
 /// Identity of the content of one group of files: all bytes, without compression, in the order of
 /// the lists' names.
@@ -53,6 +51,14 @@ impl Content {
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         self.crc32c = crc32c::crc32c_append(self.crc32c, bytes);
+    }
+
+    /// Returns the identity of this content and of another one behind it.
+    pub(crate) fn followed_by(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            crc32c: crc32c::crc32c_combine(self.crc32c, other.crc32c, other.bytes as usize),
+        }
     }
 }
 
@@ -123,13 +129,19 @@ impl Stamp {
     ///
     /// # Errors
     /// Those of [`Object::open`] and [`Folder::open`].
-    pub(crate) fn object(&self, path: &Path, format: Format, observer: &dyn Observer) -> Result<Object> {
+    pub(crate) fn object(
+        &self,
+        path: &Path,
+        format: Format,
+        access: Access,
+        observer: &dyn Observer,
+    ) -> Result<Object> {
         match (&self.folder, &self.remote, format) {
             (Some(folder), ..) => Ok(Object::of_folder(folder.clone())),
-            (None, Some(remote), _) => Object::open_remote(path, remote, observer),
+            (None, Some(remote), _) => Object::open_remote(path, remote, access, observer),
             (None, None, Format::Index) => Ok(Object::copy(path, Vec::new())),
             (None, None, Format::Images) => Ok(Object::of_folder(Folder::open(path, observer)?.into())),
-            (None, None, _) => Object::open(path, observer),
+            (None, None, _) => Object::open(path, access, observer),
         }
     }
 }
@@ -139,7 +151,7 @@ impl Stamp {
 pub(crate) struct Object {
     path: PathBuf,
     place: Place,
-    /// What the server said about a file on another machine, see [`version`](Self::version).
+    /// See [`version`](Self::version).
     version: String,
 }
 
@@ -155,6 +167,7 @@ enum Place {
         mapped: Option<Arc<Opened>>,
     },
     Remote(Arc<Remote>),
+    Packed(Arc<Packed>),
     /// A folder of images has no bytes of its own.
     Folder(Arc<Folder>),
 }
@@ -199,10 +212,10 @@ impl Object {
     /// # Errors
     /// The file is missing or cannot be read, its compression is damaged, or it is too large
     /// without compression.
-    pub(crate) fn open(path: &Path, observer: &dyn Observer) -> Result<Self> {
+    pub(crate) fn open(path: &Path, access: Access, observer: &dyn Observer) -> Result<Self> {
         observer.open(path);
         if let Some(url) = remote::url(path) {
-            return Self::open_remote(path, &Remote::open(url)?.into(), observer);
+            return Self::open_remote(path, &Remote::open(url)?.into(), access, observer);
         }
         let failed = |source| Error::File { path: path.to_owned(), source };
         let mut file = File::open(path).map_err(failed)?;
@@ -213,7 +226,7 @@ impl Object {
             loop {
                 let piece = file.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut bytes);
                 match piece.map_err(failed)? {
-                    0 => return Self::whole(path, bytes, held).unpacked(observer),
+                    0 => return packed::unpacked(Self::whole(path, bytes, held), access, observer),
                     more => held.grow(more as u64).map_err(|full| full.at(path, "it cannot be mapped"))?,
                 }
                 observer.advance();
@@ -224,17 +237,24 @@ impl Object {
         // such changes. No value of a type with invalid bit patterns is made of them.
         let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
         let opened = Opened { bytes: metadata.len(), modified: metadata.modified().ok(), file };
-        Self::here(path, Arc::new(Mapped(mapped)), Some(Arc::new(opened))).unpacked(observer)
+        let version = opened.modified.and_then(version::of_local).unwrap_or_default();
+        let object = Self::here(path, Arc::new(Mapped(mapped)), Some(Arc::new(opened)));
+        Ok(Self { version, ..packed::unpacked(object, access, observer)? })
     }
 
     /// Opens a file on another machine.
     ///
     /// # Errors
     /// Those of [`open`](Self::open).
-    pub(crate) fn open_remote(path: &Path, remote: &Arc<Remote>, observer: &dyn Observer) -> Result<Self> {
+    pub(crate) fn open_remote(
+        path: &Path,
+        remote: &Arc<Remote>,
+        access: Access,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
         let version = remote.state().version();
         let object = if remote.state().has_ranges {
-            Self { path: path.to_owned(), place: Place::Remote(remote.clone()), version: String::new() }
+            Self::of_remote(path, remote)
         } else {
             let bytes_max = room::bytes_max();
             let bytes = remote.state().bytes;
@@ -245,12 +265,17 @@ impl Object {
             };
             Self::whole(path, remote.whole(bytes_max)?, held)
         };
-        let object = Self { version, ..object.unpacked(observer)? };
+        let object = Self { version, ..packed::unpacked(object, access, observer)? };
         if object.is_here() {
             // Nobody reads the bytes with compression again.
             remote.forget();
         }
         Ok(object)
+    }
+
+    /// Returns the bytes of a file on another machine, as its server gives them.
+    pub(crate) fn of_remote(path: &Path, remote: &Arc<Remote>) -> Self {
+        Self { path: path.to_owned(), place: Place::Remote(remote.clone()), version: String::new() }
     }
 
     /// Returns a folder of images as the file of its records.
@@ -266,7 +291,9 @@ impl Object {
     pub(crate) fn folder(&self, observer: &dyn Observer) -> Result<Arc<Folder>> {
         match &self.place {
             Place::Folder(folder) => Ok(folder.clone()),
-            Place::Here { .. } | Place::Remote(_) => Ok(Folder::open(&self.path, observer)?.into()),
+            Place::Here { .. } | Place::Remote(_) | Place::Packed(_) => {
+                Ok(Folder::open(&self.path, observer)?.into())
+            }
         }
     }
 
@@ -275,7 +302,7 @@ impl Object {
     /// # Errors
     /// The compression is damaged, or the bytes are too many without it.
     pub(crate) fn of(path: &Path, bytes: &[u8]) -> Result<Self> {
-        Self::copy(path, bytes.to_vec()).unpacked(&())
+        packed::unpacked(Self::copy(path, bytes.to_vec()), Access::Anywhere, &())
     }
 
     /// Returns the object of a file's bytes.
@@ -293,49 +320,10 @@ impl Object {
         Self { path: path.to_owned(), place: Place::Here { bytes, shared, mapped }, version: String::new() }
     }
 
-    fn unpacked(self, observer: &dyn Observer) -> Result<Self> {
-        self.unpacked_within(room::bytes_max(), observer)
-    }
-
-    /// Returns the object of the bytes without compression, of which there are `bytes_max` at most.
-    fn unpacked_within(self, bytes_max: u64, observer: &dyn Observer) -> Result<Self> {
-        let first = self.slice(0..self.len().min(ZSTD.len()))?;
-        let reader = self.reader(0);
-        let failure = reader.failure();
-        let damaged = |what: &str, error: &io::Error| {
-            let text = format!("damaged {what}: {error}; copy or download it again");
-            failure.or(|| malformed(&self.path, text))
-        };
-        let (what, mut reader): (_, Box<dyn Read>) = if first.starts_with(&GZIP) {
-            ("gzip", Box::new(MultiGzDecoder::new(reader)))
-        } else if first.starts_with(&ZSTD) {
-            let reader = zstd::stream::read::Decoder::with_buffer(reader);
-            ("Zstandard", Box::new(reader.map_err(|error| damaged("Zstandard", &error))?))
-        } else {
-            return Ok(self);
-        };
-        let (mut plain, mut held) = (Vec::new(), Held::default());
-        loop {
-            let piece = reader.by_ref().take(PIECE_BYTES as u64).read_to_end(&mut plain);
-            let more = piece.map_err(|error| damaged(what, &error))?;
-            if more == 0 {
-                plain.shrink_to_fit();
-                return Ok(Self::whole(&self.path, plain, held));
-            }
-            // A small file can become more than any memory.
-            if plain.len() as u64 > bytes_max {
-                return wrong(
-                    &self.path,
-                    format!(
-                        "without {what} the file has more than {bytes_max} bytes, the limit for compressed files \
-                         (data_memory); raise it, cut the file, or unpack it"
-                    ),
-                );
-            }
-            let needed = || format!("without {what} it has more than {} bytes", plain.len() - more);
-            held.grow(more as u64).map_err(|full| full.at(&self.path, needed()))?;
-            observer.advance();
-        }
+    /// Returns the object of a compressed file that is read in sequence.
+    pub(crate) fn of_packed(packed: Arc<Packed>) -> Self {
+        let path = packed.file().path().to_owned();
+        Self { path, place: Place::Packed(packed), version: String::new() }
     }
 
     /// Returns the path, for errors.
@@ -348,6 +336,7 @@ impl Object {
         match &self.place {
             Place::Here { shared, .. } => shared.len(),
             Place::Remote(remote) => remote.state().bytes as usize,
+            Place::Packed(packed) => packed.len(),
             Place::Folder(_) => 0,
         }
     }
@@ -358,8 +347,13 @@ impl Object {
         matches!(self.place, Place::Here { .. })
     }
 
-    /// Returns the text that tells this content on another machine from another one of the same
-    /// size. Empty: there is none.
+    /// Returns whether the file is compressed and its bytes are unpacked piece by piece.
+    pub(crate) const fn is_packed(&self) -> bool {
+        matches!(self.place, Place::Packed(_))
+    }
+
+    /// Returns the text that tells this content from another one of the same size, see
+    /// [`version`](crate::version). Empty: there is none.
     pub(crate) fn version(&self) -> &str {
         &self.version
     }
@@ -381,12 +375,13 @@ impl Object {
         match &self.place {
             Place::Here { shared, .. } => Ok(shared.slice(range)),
             Place::Remote(remote) => remote.read(range.start as u64..range.end as u64),
+            Place::Packed(packed) => packed.read(range),
             // The range is empty.
             Place::Folder(_) => Ok(Bytes::new()),
         }
     }
 
-    /// Returns a part of the bytes for values that stay where they are. Those of another machine
+    /// Returns a part of the bytes for values that stay where they are. Those that are in no memory
     /// are copied, because a column's memory is aligned.
     ///
     /// # Errors
@@ -395,12 +390,22 @@ impl Object {
         let part = self.slice(range.clone())?;
         Ok(match &self.place {
             Place::Here { bytes, .. } => Memory::File { bytes: bytes.clone(), range },
-            Place::Remote(_) | Place::Folder(_) => {
+            Place::Remote(_) | Place::Packed(_) | Place::Folder(_) => {
                 let mut own = Aligned::with_capacity(part.len());
                 own.extend(&part);
                 Memory::Owned(own)
             }
         })
+    }
+
+    /// Returns the end of the bytes from `at` on that a reader takes at once.
+    fn window_end(&self, at: usize) -> usize {
+        match &self.place {
+            Place::Here { .. } | Place::Folder(_) => self.len(),
+            Place::Remote(_) => self.len().min(at.saturating_add(window_bytes())),
+            // A part of one piece is not copied.
+            Place::Packed(packed) => packed.len().min((at / packed::PIECE_BYTES + 1) * packed::PIECE_BYTES),
+        }
     }
 
     /// Returns a reader of the bytes from `at` on.
@@ -415,7 +420,8 @@ impl Object {
 
     /// Returns a reader of all bytes that computes their identity if they are on another machine.
     pub(crate) fn learning_reader(&self) -> Reader {
-        Reader { content: (!self.is_here()).then(Content::default), ..self.reader(0) }
+        let is_remote = matches!(self.place, Place::Remote(_));
+        Reader { content: is_remote.then(Content::default), ..self.reader(0) }
     }
 
     /// Forgets the parts of a remote file that were read.
@@ -451,8 +457,11 @@ impl Object {
     /// # Errors
     /// Somebody has.
     pub(crate) fn check(&self) -> Result<()> {
-        let Place::Here { mapped: Some(opened), .. } = &self.place else { return Ok(()) };
-        let Opened { file, bytes, modified } = &**opened;
+        let Opened { file, bytes, modified } = match &self.place {
+            Place::Here { mapped: Some(opened), .. } => &**opened,
+            Place::Packed(packed) => return packed.file().check(),
+            Place::Here { mapped: None, .. } | Place::Remote(_) | Place::Folder(_) => return Ok(()),
+        };
         let same = |now: std::fs::Metadata| (now.len(), now.modified().ok()) == (*bytes, *modified);
         if file.metadata().is_ok_and(same) {
             return Ok(());
@@ -469,6 +478,9 @@ impl Object {
     /// # Errors
     /// The file has changed since it was opened, or cannot be read.
     pub(crate) fn hash(&self, mut content: Content, observer: &dyn Observer) -> Result<Content> {
+        if let Place::Packed(packed) = &self.place {
+            return Ok(content.followed_by(packed.content()));
+        }
         let mut reader = self.reader(0);
         loop {
             let window = reader.window()?;
@@ -506,10 +518,7 @@ impl Reader {
         if !self.window.is_empty() {
             return Ok(std::mem::take(&mut self.window));
         }
-        let end = match self.object.is_here() {
-            true => self.object.len(),
-            false => self.object.len().min(self.at.saturating_add(window_bytes())),
-        };
+        let end = self.object.window_end(self.at);
         if self.at >= end {
             return Ok(Bytes::new());
         }
@@ -611,10 +620,7 @@ impl<'a> Scan<'a> {
         }
         let end = self.begin + self.window.len();
         if range.start < self.begin || range.end > end {
-            let end = match self.object.is_here() {
-                true => self.object.len(),
-                false => self.object.len().min(range.end.max(range.start.saturating_add(window_bytes()))),
-            };
+            let end = range.end.max(self.object.window_end(range.start));
             self.window = self.object.slice(range.start..end)?;
             self.begin = range.start;
         }
@@ -624,29 +630,7 @@ impl<'a> Scan<'a> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
-    use flate2::Compression;
-    use flate2::write::GzEncoder;
-
     use super::*;
-
-    #[test]
-    fn a_small_file_that_becomes_larger_than_the_limit_is_refused_by_name() {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-        encoder.write_all(&vec![0; 3 * PIECE_BYTES]).unwrap();
-        let small = encoder.finish().unwrap();
-        let large = zstd::encode_all(&vec![0; 3 * PIECE_BYTES][..], 3).unwrap();
-        for (packed, what) in [(small, "gzip"), (large, "Zstandard")] {
-            let object = || Object::copy(Path::new("bomb"), packed.clone());
-            let bytes_max = 2 * PIECE_BYTES as u64;
-            let said = object().unpacked_within(bytes_max, &()).unwrap_err().to_string();
-            assert!(said.contains(&format!("bomb: without {what} the file has more than {bytes_max} bytes")));
-            assert!(said.contains("data_memory"), "{said}");
-            let whole = object().unpacked_within(3 * PIECE_BYTES as u64, &()).unwrap();
-            assert_eq!(whole.len(), 3 * PIECE_BYTES);
-        }
-    }
 
     #[test]
     fn parts_of_a_file_are_those_of_its_bytes() {

@@ -12,6 +12,7 @@ use crate::column::{Column, Fault};
 use crate::cuts::Cuts;
 use crate::object::Content;
 use crate::observer::Observer;
+use crate::packed::Access;
 
 /// Most distinct values of a column that are collected, and their bytes. Labels of more classes are
 /// read again.
@@ -28,12 +29,14 @@ pub(crate) struct Pass<'a> {
     pub(crate) collects: Collects<'a>,
     /// Where the blocks of the file are, if that is known.
     pub(crate) cuts: Option<&'a Cuts>,
+    /// How the records are read later.
+    pub(crate) access: Access,
 }
 
 impl Pass<'_> {
     /// Returns a reading that collects nothing and is not observed.
     pub(crate) const fn plain() -> Self {
-        Pass { observer: &(), collects: &|_| None, cuts: None }
+        Pass { observer: &(), collects: &|_| None, cuts: None, access: Access::Anywhere }
     }
 
     /// Returns the collection of the values of one of these columns.
@@ -60,10 +63,7 @@ impl Learnt {
     /// Adds this file's content to `content`, if it is known and has `bytes`.
     pub(crate) fn content_after(&self, content: Content, bytes: usize) -> Option<Content> {
         let own = self.content.filter(|own| own.bytes == bytes as u64)?;
-        Some(Content {
-            bytes: content.bytes + own.bytes,
-            crc32c: crc32c::crc32c_combine(content.crc32c, own.crc32c, bytes),
-        })
+        Some(content.followed_by(own))
     }
 }
 

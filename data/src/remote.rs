@@ -112,8 +112,7 @@ impl State {
 mod with {
     use std::collections::VecDeque;
     use std::ops::Range;
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::path::{Path, PathBuf};
     use std::sync::{Arc, mpsc};
 
     use bytes::Bytes;
@@ -131,9 +130,6 @@ mod with {
 
     /// Pieces of one read that are under way at most.
     const PIECES_AHEAD: usize = 32;
-
-    /// Number of the next file of this process.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
 
     /// A file on another machine, as it was when it was opened.
     #[derive(Debug)]
@@ -205,22 +201,6 @@ mod with {
         Error::Remote { url: data_url::shown(url), reason }
     }
 
-    /// Refuses a part that does not fit into `data_memory`.
-    ///
-    /// # Errors
-    /// It does not.
-    fn check_size(url: &str, bytes: u64) -> Result<()> {
-        let bytes_max = room::bytes_max();
-        if bytes <= bytes_max {
-            return Ok(());
-        }
-        let reason = format!(
-            "a part of {bytes} bytes has to be read at once, more than the {bytes_max} of data_memory; raise it, or write \
-             the file in smaller parts"
-        );
-        Err(malformed(&PathBuf::from(url), reason))
-    }
-
     impl PartialEq for Remote {
         fn eq(&self, other: &Self) -> bool {
             (&self.url, &self.state) == (&other.url, &other.state)
@@ -246,7 +226,7 @@ mod with {
             let looking = source.clone();
             let looked = bridge::wait(async move { limits.patiently(|| looking.look()).await });
             let state = looked.map_err(|failure| error(url, failure))?;
-            let id = NEXT.fetch_add(1, Ordering::Relaxed);
+            let id = cache::next_file();
             Ok(Self { id, url: url.to_owned(), source, state: Arc::new(state), limits })
         }
 
@@ -265,7 +245,7 @@ mod with {
                 return Ok(Bytes::new());
             }
             let wanted = range.end - range.start;
-            check_size(&self.url, wanted)?;
+            room::check_part(Path::new(&self.url), wanted)?;
             let (first, last) = (range.start / PIECE_BYTES, (range.end - 1) / PIECE_BYTES);
             if first == last {
                 let piece = cache::piece(self.id, first, || {
@@ -438,7 +418,7 @@ mod with {
                 return Ok(Bytes::new());
             }
             let url = format!("{}/{name}", self.url);
-            check_size(&url, bytes)?;
+            room::check_part(Path::new(&url), bytes)?;
             let tag = (!tag.is_empty()).then(|| tag.to_owned());
             let state = State { bytes, tag, modified: None, has_ranges: true };
             let file = self.source.below(name).map_err(|failure| error(&url, failure))?;

@@ -9,13 +9,16 @@
 //! A file that is held, such as an unpacked one, stays until it is closed. The cache can forget. So
 //! files come first, and the cache has what they leave. A file that does not fit is refused: the
 //! files before it stay open for as long as their jobs run, so waiting for them could take forever.
+//!
+//! A compressed file that is read in sequence need not be held. It is held only while all held
+//! files together have half of the room at most, so that the cache keeps the other half.
 
 use std::path::Path;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::cache;
 use crate::column::FileBytes;
-use crate::error::Error;
+use crate::error::{Error, Result as DataResult, wrong};
 
 /// The holders of memory, and how many bytes each has. Pure.
 #[derive(Debug)]
@@ -36,14 +39,23 @@ pub(crate) struct Full {
 }
 
 impl Accounts {
-    /// Takes bytes for a file.
+    /// Takes bytes for a file, if all files then have at most `most`.
     ///
     /// # Errors
-    /// They do not fit beside those of other files. Nothing is taken then.
-    fn hold(&mut self, bytes: u64) -> Result<(), Full> {
-        let full = Full { limit: self.limit, held: self.held };
-        self.held = self.held.checked_add(bytes).filter(|&held| held <= self.limit).ok_or(full)?;
+    /// They would have more. Nothing is taken then.
+    fn hold(&mut self, bytes: u64, most: u64) -> Result<(), Full> {
+        self.check(bytes, most)?;
+        self.held += bytes;
         Ok(())
+    }
+
+    /// Checks that `bytes` and those of all files are at most `most` together.
+    ///
+    /// # Errors
+    /// They are more.
+    fn check(&self, bytes: u64, most: u64) -> Result<(), Full> {
+        let fits = self.held.checked_add(bytes).is_some_and(|sum| sum <= most);
+        fits.then_some(()).ok_or(Full { limit: self.limit, held: self.held })
     }
 
     /// Gives bytes of a file back.
@@ -88,6 +100,38 @@ pub(crate) fn bytes_max() -> u64 {
     room().limit
 }
 
+/// Returns the most bytes of the cache at this moment.
+pub(crate) fn cache_bytes() -> u64 {
+    room().cache()
+}
+
+/// Checks that files leave the cache room for what has to be there at the same time.
+///
+/// # Errors
+/// They do not.
+pub(crate) fn check_cache(bytes: u64) -> Result<(), Full> {
+    let room = room();
+    room.check(bytes, room.limit)
+}
+
+/// Refuses a part of a file that has to be read at once and does not fit into the room.
+///
+/// # Errors
+/// It does not fit.
+pub(crate) fn check_part(path: &Path, bytes: u64) -> DataResult<()> {
+    let bytes_max = bytes_max();
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    wrong(
+        path,
+        format!(
+            "a part of {bytes} bytes has to be read at once, more than the {bytes_max} of data_memory; raise it, or \
+             write the file in smaller parts"
+        ),
+    )
+}
+
 /// Bytes that a file has of the room. They are free again when this is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Held(u64);
@@ -108,8 +152,21 @@ impl Held {
     /// # Errors
     /// Other files have them. Nothing has changed then.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), Full> {
+        self.take(bytes, |limit| limit)
+    }
+
+    /// Takes more bytes for a file that need not be held.
+    ///
+    /// # Errors
+    /// All files would have more than half of the room. Nothing has changed then.
+    pub(crate) fn grow_in_share(&mut self, bytes: u64) -> Result<(), Full> {
+        self.take(bytes, |limit| limit / 2)
+    }
+
+    fn take(&mut self, bytes: u64, most: impl Fn(u64) -> u64) -> Result<(), Full> {
         let mut room = room();
-        room.hold(bytes)?;
+        let most = most(room.limit);
+        room.hold(bytes, most)?;
         self.0 += bytes;
         cache::resize(room.cache());
         Ok(())
@@ -161,6 +218,8 @@ mod tests {
     #[derive(Clone, Copy, Debug)]
     enum Deed {
         Hold(u64),
+        /// Holds a file if all files then have half of the room at most.
+        HoldInShare(u64),
         /// Closes the file of this number among those that are open.
         Close(usize),
         Limit(u64),
@@ -170,6 +229,7 @@ mod tests {
     fn deed() -> impl Strategy<Value = Deed> {
         prop_oneof![
             4 => (0u64..60).prop_map(Deed::Hold),
+            3 => (0u64..40).prop_map(Deed::HoldInShare),
             3 => any::<usize>().prop_map(Deed::Close),
             1 => (1u64..150).prop_map(Deed::Limit),
             1 => (0u64..150).prop_map(Deed::LimitCache),
@@ -187,16 +247,20 @@ mod tests {
             for deed in deeds {
                 let all: u64 = files.iter().sum();
                 match deed {
-                    Deed::Hold(bytes) => match room.hold(bytes) {
-                        Ok(()) => {
-                            prop_assert!(all + bytes <= room.limit);
-                            files.push(bytes);
+                    Deed::Hold(bytes) | Deed::HoldInShare(bytes) => {
+                        let is_share = matches!(deed, Deed::HoldInShare(_));
+                        let most = if is_share { room.limit / 2 } else { room.limit };
+                        match room.hold(bytes, most) {
+                            Ok(()) => {
+                                prop_assert!(all + bytes <= most);
+                                files.push(bytes);
+                            }
+                            Err(full) => {
+                                prop_assert_eq!(full, Full { limit: room.limit, held: all });
+                                prop_assert!(all.checked_add(bytes).is_none_or(|sum| sum > most));
+                            }
                         }
-                        Err(full) => {
-                            prop_assert_eq!(full, Full { limit: room.limit, held: all });
-                            prop_assert!(all.checked_add(bytes).is_none_or(|sum| sum > room.limit));
-                        }
-                    },
+                    }
                     Deed::Close(_) if files.is_empty() => {}
                     Deed::Close(at) => {
                         let bytes = files.swap_remove(at % files.len());

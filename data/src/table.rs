@@ -114,7 +114,7 @@ impl Table {
         let (mut parts, mut columns): (Vec<Part>, Vec<Place>) = (Vec::new(), Vec::new());
         let first = spec.locate(spec.train.name(0), root);
         for Named { list, path, stamp } in files {
-            let object = stamp.object(path, spec.format, pass.observer)?;
+            let object = stamp.object(path, spec.format, pass.access, pass.observer)?;
             let source = formats::open_collecting(spec, &object, list, &first, pass)?;
             let ends = source.outline().blocks.iter().scan(0u64, |end, &records| {
                 *end = end.saturating_add(records);
@@ -161,6 +161,11 @@ impl Table {
         self.parts.iter().map(|part| part.source.bytes(&part.object)).sum()
     }
 
+    /// Returns whether a file is compressed and is unpacked piece by piece.
+    pub(crate) fn is_packed(&self) -> bool {
+        self.parts.iter().any(|part| part.object.is_packed())
+    }
+
     /// Returns the columns, in the order of the lists' names and of the files.
     pub(crate) fn columns(&self) -> &[Place] {
         &self.columns
@@ -198,8 +203,8 @@ impl Table {
         self.parts[column.part].source.distinct(column.index)
     }
 
-    /// Returns what tells files on other machines from other ones of the same size, one after the
-    /// other. Empty: there is nothing.
+    /// Returns what tells the files from other ones of the same size, one after the other. Empty:
+    /// there is nothing.
     pub(crate) fn version(&self) -> String {
         let versions: Vec<_> = self.parts.iter().map(|part| part.object.version()).collect();
         if versions.iter().all(|version| version.is_empty()) { String::new() } else { versions.join(" ") }

@@ -14,6 +14,7 @@ use proto::spec::{DataSpec, FilesSpec, Format, TokensSpec};
 use crate::error::{Error, Result};
 use crate::index::KnownIndex;
 use crate::object::Stamp;
+use crate::packed::Access;
 use crate::pass::Pass;
 use crate::table::{Named, Table};
 
@@ -44,7 +45,7 @@ pub(crate) fn open(
     };
     let holds = |known: &&KnownIndex| !known.stamp.is_empty() && known.stamp == Named::stamp(&named);
     let cuts = known.filter(holds).map(|known| &known.cuts);
-    get(key, || Table::of(spec, &named, root, Pass { cuts, ..pass }))
+    get(key, pass.access, || Table::of(spec, &named, root, Pass { cuts, ..pass }))
 }
 
 /// Identity of an open table: equal keys give equal tables.
@@ -65,7 +66,33 @@ struct Opened {
 
 /// Slot of one table. Its lock is held while the table is opened, so that a second reader waits
 /// instead of opening it again.
-type Slot = Arc<Mutex<Weak<Table>>>;
+type Slot = Arc<Mutex<Found>>;
+
+/// The open tables of a slot.
+#[derive(Default)]
+struct Found {
+    /// Table for any order of records.
+    any: Weak<Table>,
+    /// Table of compressed files that are read in sequence.
+    packed: Weak<Table>,
+}
+
+impl Found {
+    /// Returns a table that may be read like this.
+    fn get(&self, access: Access) -> Option<Arc<Table>> {
+        let packed = || self.packed.upgrade().filter(|_| access == Access::InSequence);
+        self.any.upgrade().or_else(packed)
+    }
+
+    fn keep(&mut self, table: &Arc<Table>) {
+        let place = if table.is_packed() { &mut self.packed } else { &mut self.any };
+        *place = Arc::downgrade(table);
+    }
+
+    fn is_open(&self) -> bool {
+        self.any.strong_count() + self.packed.strong_count() > 0
+    }
+}
 
 static OPEN: Mutex<Vec<(Opened, Slot)>> = Mutex::new(Vec::new());
 
@@ -73,20 +100,20 @@ static OPEN: Mutex<Vec<(Opened, Slot)>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// `open` fails. The next caller tries again.
-fn get(key: Opened, open: impl FnOnce() -> Result<Table>) -> Result<Arc<Table>> {
+fn get(key: Opened, access: Access, open: impl FnOnce() -> Result<Table>) -> Result<Arc<Table>> {
     let slot = slot(key);
     let mut slot = lock(&slot);
-    if let Some(table) = slot.upgrade() {
+    if let Some(table) = slot.get(access) {
         return Ok(table);
     }
     let table = Arc::new(open()?);
-    *slot = Arc::downgrade(&table);
+    slot.keep(&table);
     Ok(table)
 }
 
 fn slot(key: Opened) -> Slot {
     let mut open = lock(&OPEN);
-    open.retain(|(_, slot)| Arc::strong_count(slot) > 1 || lock(slot).strong_count() > 0);
+    open.retain(|(_, slot)| Arc::strong_count(slot) > 1 || lock(slot).is_open());
     if let Some((_, slot)) = open.iter().find(|(other, _)| *other == key) {
         return slot.clone();
     }

@@ -118,7 +118,8 @@ fn a_batch_holds_the_asked_records_in_the_asked_order() {
     };
     let found = job.index().unwrap();
     assert_eq!(found.stamp.split(' ').count(), 2, "both files: {}", found.stamp);
-    assert_eq!(Indexed { stamp: String::new(), ..found }, expected);
+    assert_eq!(found.version.split(' ').count(), 2, "both files: {}", found.version);
+    assert_eq!(Indexed { stamp: String::new(), version: String::new(), ..found }, expected);
 }
 
 #[test]
@@ -152,8 +153,9 @@ fn records_are_counted_over_all_files() {
     let inputs = vec![ColumnSpec::fixed("features", ElementType::F32, [1])];
     let found = job.index().unwrap();
     assert!(found.stamp.starts_with("10@"), "{}", found.stamp);
+    assert!(found.version.starts_with("local/"), "{}", found.version);
     assert_eq!(
-        Indexed { stamp: String::new(), ..found },
+        Indexed { stamp: String::new(), version: String::new(), ..found },
         Indexed {
             records: 2,
             inputs,
@@ -496,8 +498,8 @@ fn files_that_differ_from_the_indexed_ones_are_refused() {
         [&[bytes][..], &[0], &[]].iter().all(|known| data.check(&[4], known, &[]).is_ok()),
         "0 bytes are unknown"
     );
-    // A local file has no version.
-    assert!(data.check(&[4], &[bytes], &["\"tag\"".to_owned()]).is_ok());
+    let message = data.check(&[4], &[bytes], &["\"tag\" \"tag\"".to_owned()]).unwrap_err().to_string();
+    assert!(message.contains("the file has changed since the job was indexed"), "{message}");
     let message = data.check(&[4], &[bytes + 1], &[]).unwrap_err().to_string();
     assert!(
         message.contains(&format!("/x: 4 records and {bytes} bytes here, 4 records and {} bytes", bytes + 1))

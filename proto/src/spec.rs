@@ -435,6 +435,8 @@ pub enum Format {
     Idx,
     /// Comma-separated text, plain or `.gz`.
     Csv,
+    /// Tab-separated text, plain or `.gz`.
+    Tsv,
     /// NumPy arrays whose first dimension is the records.
     Npy,
     /// Apache Parquet.
@@ -494,6 +496,7 @@ impl Format {
         let (_, ending) = plain.rsplit_once('.').unwrap_or(("", plain));
         match ending {
             "csv" => Some(Self::Csv),
+            "tsv" | "tab" => Some(Self::Tsv),
             "npy" => Some(Self::Npy),
             "npz" => Some(Self::Npz),
             "safetensors" => Some(Self::Safetensors),
@@ -520,7 +523,7 @@ impl Format {
     /// Returns whether the order of columns in a file has a meaning, so that the last column may be
     /// the label. Columns without an order are sorted by name.
     pub const fn orders_columns(self) -> bool {
-        matches!(self, Self::Csv | Self::Parquet | Self::Arrow | Self::Npz | Self::Index)
+        matches!(self, Self::Csv | Self::Tsv | Self::Parquet | Self::Arrow | Self::Npz | Self::Index)
     }
 }
 

@@ -116,6 +116,8 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Faults {
     now: AtomicU8,
+    /// The fault that comes once so many bytes were forwarded.
+    next: Mutex<Option<(Fault, u64)>>,
     /// Number of connections and messages that met a fault.
     met: AtomicUsize,
     /// Methods and paths of requests without a body.
@@ -141,6 +143,15 @@ impl Faults {
             && (request.starts_with("GET ") || request.starts_with("HEAD "))
         {
             self.requests.lock().expect("no panic").push(request.to_owned());
+        }
+    }
+
+    /// Counts bytes of answers that reached a client.
+    fn forward(&self, bytes: u64) {
+        let forwarded = self.forwarded.fetch_add(bytes, Ordering::SeqCst) + bytes;
+        let mut next = self.next.lock().expect("no panic");
+        if let Some((fault, _)) = next.take_if(|(_, from)| forwarded >= *from) {
+            self.now.store(fault as u8, Ordering::SeqCst);
         }
     }
 
@@ -174,6 +185,11 @@ impl Proxy {
     pub fn set(&self, fault: Fault) {
         self.faults.met.store(0, Ordering::SeqCst);
         self.faults.now.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// Sets the fault once so many bytes of answers were forwarded.
+    pub fn set_from(&self, fault: Fault, bytes: u64) {
+        *self.faults.next.lock().expect("no panic") = Some((fault, bytes));
     }
 
     /// Returns method and path of each `GET` and `HEAD` that was forwarded, such as `GET
@@ -216,7 +232,7 @@ fn serve(mut client: TcpStream, server: SocketAddr, faults: &Arc<Faults>) -> std
     let other = std::thread::spawn(move || {
         // A dropped answer may have begun.
         hand_on(answers, back, &watched, &[Fault::Nothing, Fault::Stalls], |bytes| {
-            watched.forwarded.fetch_add(bytes, Ordering::SeqCst);
+            watched.forward(bytes);
         })
     });
     let may = [Fault::Nothing, Fault::Stalls, Fault::Drops];

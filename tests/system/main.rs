@@ -52,6 +52,7 @@ mod takeover;
 mod tidy;
 mod traced;
 mod upgrade;
+mod url_faults;
 mod urls;
 mod watched;
 mod worst;

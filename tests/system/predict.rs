@@ -21,14 +21,15 @@ const MLP: &str = "model={ builtin = \"mlp\", options = { hidden = [128] }, metr
 
 /// A network with these weights that takes 20 ms for each microbatch. A part of 256 records takes
 /// 320 ms.
-const PACED: &str = "model={ builtin = \"paced\", options = { of = \"mlp\", millis = 20, hidden = [128] } }";
+pub(crate) const PACED: &str =
+    "model={ builtin = \"paced\", options = { of = \"mlp\", millis = 20, hidden = [128] } }";
 
-fn job() -> String {
+pub(crate) fn job() -> String {
     root().join("examples/digits/job.toml").display().to_string()
 }
 
 /// Returns the data section of the example with its files `times` times, and no validation.
-fn data(times: usize) -> String {
+pub(crate) fn data(times: usize) -> String {
     let files = |name: &str| vec![format!("\"{name}\""); times].join(", ");
     format!(
         "data={{ format = \"idx\", train = {{ features = [{}], labels = [{}] }}, normalize = {{ scale = 16, mean = 0.305, \
@@ -38,12 +39,12 @@ fn data(times: usize) -> String {
     )
 }
 
-fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn sets<'a>(sets: &[&'a str]) -> Vec<&'a str> {
     sets.iter().flat_map(|&set| ["--set", set]).collect()
 }
 
 /// Trains the example for a moment. Returns the folder of its results.
-fn trained(dir: &Path) -> PathBuf {
+pub(crate) fn trained(dir: &Path) -> PathBuf {
     let out = dir.join("model");
     let path = out.display().to_string();
     succeed([&["run", &job(), "--workers", "1", "--out", &path][..], &sets(&["epochs=2", MLP])].concat());
@@ -51,7 +52,7 @@ fn trained(dir: &Path) -> PathBuf {
 }
 
 /// Predicts in one process with one worker. Returns what the command printed.
-fn alone(model: &Path, out: &Path, times: usize, more: &[&str]) -> String {
+pub(crate) fn alone(model: &Path, out: &Path, times: usize, more: &[&str]) -> String {
     let (job, data) = (job(), data(times));
     let (model, out) = (model.display().to_string(), out.display().to_string());
     let command = ["predict", &job, "--model", &model, "--out", &out, "--on", "train", "--workers", "1"];
@@ -192,6 +193,10 @@ fn a_hundred_thousand_records_are_predicted_once_while_workers_and_the_master_di
         for victim in victims {
             cluster.workers[victim].signal("KILL");
             cluster.add_worker();
+        }
+        // The file is absent, or it is whole.
+        if let Ok(lines) = fs::read_to_string(&out) {
+            assert_eq!(lines.lines().count() as u64, MANY, "after kill {strike}");
         }
     }
     let output = child.wait_with_output().unwrap();

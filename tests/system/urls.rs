@@ -49,7 +49,7 @@ normalize = {{ scale = 24 }}
 }
 
 /// Returns what a program needs to read from an S3 server.
-fn environment(endpoint: &str) -> [(&str, &str); 5] {
+pub(crate) fn environment(endpoint: &str) -> [(&str, &str); 5] {
     [
         ("AWS_ENDPOINT", endpoint),
         ("AWS_ALLOW_HTTP", "true"),
@@ -66,7 +66,7 @@ fn alone(files: &str, environment: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Trains a job in one process with one worker, and returns the model.
-fn trained(job: &Path, environment: &[(&str, &str)]) -> Vec<u8> {
+pub(crate) fn trained(job: &Path, environment: &[(&str, &str)]) -> Vec<u8> {
     let out = job.with_file_name("out");
     let mut command = ebb(["run", "--workers", "1", "--out"]);
     let output = command.arg(&out).arg(job).envs(environment.iter().copied()).output().unwrap();
@@ -302,7 +302,7 @@ fn a_worker_reads_the_urls_that_its_operator_lists() {
 }
 
 /// Writes the job file of two steps, with one microbatch in each of these files.
-fn two_steps(folder: &Path, features: &[String], labels: &[String]) -> PathBuf {
+pub(crate) fn two_steps(folder: &Path, features: &[String], labels: &[String]) -> PathBuf {
     let job = format!(
         r#"
 name = "stalls"
@@ -325,7 +325,7 @@ normalize = {{ scale = 255 }}
 }
 
 /// Returns a NumPy array of this type and shape.
-fn npy(kind: &str, shape: &str, values: impl Iterator<Item = u8>) -> Vec<u8> {
+pub(crate) fn npy(kind: &str, shape: &str, values: impl Iterator<Item = u8>) -> Vec<u8> {
     let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
     let header = format!("{header:<117}\n");
     let length = u16::try_from(header.len()).unwrap().to_le_bytes();

@@ -214,7 +214,7 @@ impl File {
 /// it reads them.
 ///
 /// # Errors
-/// An array announces more than its bytes can become.
+/// An array announces more than its bytes can become, or more than fits into `data_memory`.
 fn check_sizes(head: &Head<'_>, body: &[u8]) -> Result<(), String> {
     if head.compression().is_none() {
         return Ok(());
@@ -227,6 +227,13 @@ fn check_sizes(head: &Head<'_>, body: &[u8]) -> Result<(), String> {
         let packed = usize::try_from(array.length()).unwrap_or_default().min(body.len());
         if usize::try_from(size).is_ok_and(|size| size > packed.saturating_mul(RATIO_MAX)) {
             return Err(format!("a compressed array of {packed} bytes cannot become {size}"));
+        }
+        let bytes_max = room::bytes_max();
+        if u64::try_from(size).is_ok_and(|size| size > bytes_max) {
+            return Err(format!(
+                "a compressed array becomes {size} bytes, more than the {bytes_max} of data_memory; raise it, or write \
+                 smaller batches"
+            ));
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
-//! Comma-separated text: a line is a record. All cells are numbers, as f64, in the columns that a
-//! job uses. Other columns may hold anything. A cell that is empty or `NA` has no value.
+//! Text whose cells are separated by commas or tabs: a line is a record. All cells are numbers, as
+//! f64, in the columns that a job uses. Other columns may hold anything. A cell that is empty or
+//! `NA` has no value.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -26,19 +27,38 @@ const BUFFER_BYTES: usize = 8 << 10;
 /// Characters of a cell that an error shows.
 const CELL_SHOWN: usize = 60;
 
+/// How a file is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dialect {
+    /// Whether the first line names the columns.
+    pub(crate) header: bool,
+    /// Byte between two cells.
+    pub(crate) delimiter: u8,
+}
+
+impl Dialect {
+    /// Says what to do about a file of one column.
+    const fn hint(self) -> &'static str {
+        match self.delimiter {
+            b'\t' => "; cells are separated by tabs in the format `tsv`, by commas in `csv`",
+            _ => "; cells are separated by commas in the format `csv`, by tabs in `tsv`",
+        }
+    }
+}
+
 /// Opens a file. Without a header the columns' names are their numbers, from 0.
 ///
 /// # Errors
 /// Lines of different lengths, bytes that are no text, less than two columns, or a record that does
 /// not fit into `data_memory`.
-pub(crate) fn open(object: &Object, header: bool, pass: Pass<'_>) -> Result<Box<dyn Source>> {
-    open_within(object, header, pass, room::bytes_max())
+pub(crate) fn open(object: &Object, dialect: Dialect, pass: Pass<'_>) -> Result<Box<dyn Source>> {
+    open_within(object, dialect, pass, room::bytes_max())
 }
 
 /// Opens a file whose records have at most `record_bytes_max` bytes, or a few more.
 fn open_within(
     object: &Object,
-    header: bool,
+    dialect: Dialect,
     pass: Pass<'_>,
     record_bytes_max: u64,
 ) -> Result<Box<dyn Source>> {
@@ -50,16 +70,20 @@ fn open_within(
             Err(error) => error,
         })
     };
-    let mut reader = reader(Bounded::new(bytes, pass.observer, record_bytes_max), header);
+    let mut reader = reader(Bounded::new(bytes, pass.observer, record_bytes_max), dialect);
     // Without `has_headers` this is the first record, which is read again below.
     let names = reader.headers().map_err(broken)?.clone();
     if names.len() < 2 {
         return wrong(
             object.path(),
-            format!("{} columns; a record needs at least one feature and the label", names.len()),
+            format!(
+                "{} columns; a record needs at least one feature and the label{}",
+                names.len(),
+                dialect.hint()
+            ),
         );
     }
-    let name = |(at, name): (usize, &str)| if header { name.to_owned() } else { at.to_string() };
+    let name = |(at, name): (usize, &str)| if dialect.header { name.to_owned() } else { at.to_string() };
     let column = |name| ColumnSpec::fixed(name, ElementType::F64, []);
     let columns: Vec<_> = names.iter().enumerate().map(name).map(column).collect();
     let mut values = pass.values(&columns);
@@ -83,7 +107,7 @@ fn open_within(
     // A header alone is a file without records, which has its columns nevertheless.
     let blocks = if cuts.records().is_empty() { vec![0] } else { cuts.records().to_vec() };
     let outline = Outline { columns, blocks };
-    Ok(Box::new(Csv { object: object.clone(), header, cuts, lines, outline, learnt }))
+    Ok(Box::new(Csv { object: object.clone(), dialect, cuts, lines, outline, learnt }))
 }
 
 /// Appends a cell to a column. `describe` says where it is if it is broken.
@@ -140,7 +164,7 @@ impl<R: Read> Read for Bounded<'_, R> {
 
 struct Csv {
     object: Object,
-    header: bool,
+    dialect: Dialect,
     cuts: Cuts,
     /// Line in which each block begins, from 1.
     lines: Vec<usize>,
@@ -169,7 +193,8 @@ impl Source for Csv {
         let number = |position: Option<&csv::Position>| self.lines[block] + lines_before(&text, position);
         let broken = |error: csv::Error| broken(self.object.path(), number(error.position()), &error);
         // The first line of a block is a record.
-        let (mut reader, mut line) = (reader(&*text, false), StringRecord::new());
+        let (mut reader, mut line) =
+            (reader(&*text, Dialect { header: false, ..self.dialect }), StringRecord::new());
         while reader.read_record(&mut line).map_err(broken)? {
             for (out, &at) in out.iter_mut().zip(columns) {
                 let cell = line.get(at).unwrap_or_default();
@@ -199,8 +224,8 @@ impl Csv {
     /// Says where a cell is that is no number.
     fn no_number(&self, cell: &str, line: usize, column: usize) -> String {
         let cell: String = cell.chars().take(CELL_SHOWN).collect();
-        let name = self.header.then(|| format!(" (`{}`)", self.outline.columns[column].name));
-        let hint = match (line, self.header) {
+        let name = self.dialect.header.then(|| format!(" (`{}`)", self.outline.columns[column].name));
+        let hint = match (line, self.dialect.header) {
             (1, false) => "; if the first line names the columns, set data.header = true",
             _ => "; mend it, or encode it as a number",
         };
@@ -209,8 +234,10 @@ impl Csv {
     }
 }
 
-fn reader<R: Read>(text: R, header: bool) -> Reader<R> {
-    ReaderBuilder::new().has_headers(header).trim(Trim::All).buffer_capacity(BUFFER_BYTES).from_reader(text)
+fn reader<R: Read>(text: R, dialect: Dialect) -> Reader<R> {
+    let mut builder = ReaderBuilder::new();
+    builder.has_headers(dialect.header).delimiter(dialect.delimiter);
+    builder.trim(Trim::All).buffer_capacity(BUFFER_BYTES).from_reader(text)
 }
 
 fn place(position: Option<&csv::Position>) -> usize {
@@ -260,8 +287,12 @@ mod tests {
     use super::*;
     use crate::column::Fault;
 
+    const fn commas(header: bool) -> Dialect {
+        Dialect { header, delimiter: b',' }
+    }
+
     fn read(text: &[u8], header: bool) -> Result<Vec<Column>> {
-        let source = open(&Object::copy(Path::new("a.csv"), text.to_vec()), header, Pass::plain())?;
+        let source = open(&Object::copy(Path::new("a.csv"), text.to_vec()), commas(header), Pass::plain())?;
         let all: Vec<_> = (0..source.outline().columns.len()).collect();
         source.read(0, &all)
     }
@@ -300,6 +331,21 @@ mod tests {
     }
 
     #[test]
+    fn cells_between_tabs_are_those_between_commas() {
+        let tabs = Dialect { header: true, delimiter: b'\t' };
+        let object = |text: &[u8]| Object::copy(Path::new("a.tsv"), text.to_vec());
+        let source = open(&object(b"a\tb\tc,d\n1\t2.5\t\n-4\t 5e1\t3\n"), tabs, Pass::plain()).unwrap();
+        let names: Vec<_> = source.outline().columns.iter().map(|column| column.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c,d"]);
+        let columns = source.read(0, &[0, 1, 2]).unwrap();
+        let values: Vec<_> = columns.iter().map(|column| column.values::<f64>().unwrap()).collect();
+        assert_eq!(values, [[1.0, -4.0], [2.5, 50.0], [0.0, 3.0]]);
+        assert_eq!(columns[2].fault(0), Some(Fault::Missing));
+        let said = open(&object(b"a,b\n1,2\n"), tabs, Pass::plain()).map(drop).unwrap_err().to_string();
+        assert!(said.contains("1 columns") && said.contains("by commas in `csv`"), "{said}");
+    }
+
+    #[test]
     fn a_header_alone_has_no_records_but_columns() {
         let columns = table(b"a,b,c\n", true).unwrap();
         assert_eq!((columns.len(), columns[0].1.len()), (3, 0));
@@ -322,7 +368,8 @@ mod tests {
     fn a_broken_cell_of_a_later_block_has_its_line_in_the_file() {
         let long = "x".repeat(BLOCK_BYTES);
         let text = format!("a,b\n{long},1\n\n{long},2\r\n\r\n{long},y\n");
-        let source = open(&Object::copy(Path::new("a.csv"), text.into_bytes()), true, Pass::plain()).unwrap();
+        let source =
+            open(&Object::copy(Path::new("a.csv"), text.into_bytes()), commas(true), Pass::plain()).unwrap();
         assert_eq!(source.outline().blocks, [1, 1, 1]);
         let column = source.read(2, &[1]).unwrap().remove(0);
         let Some(Fault::Broken(reason)) = column.fault(0) else { panic!("{:?}", column.fault(0)) };
@@ -343,7 +390,8 @@ mod tests {
     #[test]
     fn a_column_that_nobody_uses_may_hold_anything() {
         let source =
-            open(&Object::copy(Path::new("a.csv"), b"a,b\nAnn,2\n".to_vec()), true, Pass::plain()).unwrap();
+            open(&Object::copy(Path::new("a.csv"), b"a,b\nAnn,2\n".to_vec()), commas(true), Pass::plain())
+                .unwrap();
         let column = source.read(0, &[1]).unwrap().remove(0);
         assert_eq!((column.values(), column.fault(0)), (Some(&[2.0][..]), None));
         assert!(source.read(0, &[0]).unwrap()[0].fault(0).is_some());
@@ -361,7 +409,7 @@ mod tests {
     fn a_quote_without_its_partner_does_not_take_the_memory_of_the_whole_file() {
         let open = |text: &str| {
             let object = Object::copy(Path::new("a.csv"), text.as_bytes().to_vec());
-            open_within(&object, true, Pass::plain(), 100).map(|source| source.outline().records())
+            open_within(&object, commas(true), Pass::plain(), 100).map(|source| source.outline().records())
         };
         let lines = "1,2\n".repeat(20_000);
         assert_eq!(open(&format!("a,b\n{lines}")).unwrap(), 20_000);

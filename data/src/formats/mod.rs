@@ -12,6 +12,7 @@ pub(crate) mod index;
 pub(crate) mod jsonl;
 pub(crate) mod npy;
 pub(crate) mod npz;
+mod pages;
 pub(crate) mod parquet;
 pub(crate) mod safetensors;
 pub(crate) mod tar;
@@ -64,7 +65,8 @@ pub(crate) fn open_collecting(
     let source = match spec.format {
         Format::Idx => idx::open(object, column),
         Format::Npy => npy::open(object, column),
-        Format::Csv => csv::open(object, spec.header, pass),
+        Format::Csv => csv::open(object, csv::Dialect { header: spec.header, delimiter: b',' }, pass),
+        Format::Tsv => csv::open(object, csv::Dialect { header: spec.header, delimiter: b'\t' }, pass),
         Format::Parquet => parquet::open(object.clone()),
         Format::Arrow => arrow::open(object),
         Format::Tokens => tokens::open(object, spec.tokens),

@@ -22,12 +22,13 @@ use arrow_schema::DataType;
 use bytes::{Buf, Bytes};
 use proto::column::ElementType;
 
-use super::{arrow, arrow_columns};
+use super::{arrow, arrow_columns, pages};
 use crate::column::{Column, Decoded, Element, FileBytes, Memory};
 use crate::error::{Error, Result, malformed};
 use crate::format::{Outline, Source};
 use crate::guarded::guarded;
 use crate::object::{Failure, Object};
+use crate::room;
 
 /// Most records of a batch of Arrow.
 const BATCH_RECORDS: usize = 8192;
@@ -242,17 +243,21 @@ impl Chunks {
         Self { object: object.clone(), held: Vec::new(), failure: Failure::default() }
     }
 
-    /// Fetches a column of a row group at once if it lies on another machine. Otherwise the decoder
-    /// would wait for each page.
+    /// Checks the pages of a column of a row group, and fetches them at once if they are not in
+    /// memory. Otherwise the decoder would wait for each page.
     ///
     /// # Errors
-    /// The file has no such bytes, or cannot be read.
+    /// The file has no such bytes, or cannot be read, or a page is too large.
     fn hold(&mut self, column: &ColumnChunkMetaData) -> Result<(), ParquetError> {
+        let (begin, bytes) = column.byte_range();
+        let begin = begin as usize;
+        let pages = self.part(begin, begin.saturating_add(bytes as usize))?;
+        pages::check(&pages, room::bytes_max()).map_err(|reason| {
+            let reason = format!("column `{}`: {reason}", column.column_path().string());
+            ParquetError::from(self.failure.keep(malformed(self.object.path(), reason)))
+        })?;
         if !self.object.is_here() {
-            let (begin, bytes) = column.byte_range();
-            let begin = begin as usize;
-            let held = self.part(begin, begin.saturating_add(bytes as usize))?;
-            self.held.push((begin, held));
+            self.held.push((begin, pages));
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ mod limit;
 mod normalize;
 mod resize;
 
-pub(crate) use color::{adjusted, color_jitter};
+pub(crate) use color::{Adjust, adjusted, color_jitter};
 pub(crate) use decode::{Encoding, decode, decode_rows, rgb, size};
 pub(crate) use geometry::{
     Window, center, cropped, flipped_horizontally, flipped_vertically, random_resized_window, short_side,

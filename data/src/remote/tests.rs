@@ -29,6 +29,7 @@ use crate::folder::Folder;
 use crate::format::Source;
 use crate::formats::{self, idx, images, npy, npz, tar, tfrecord};
 use crate::object::{Content, Object};
+use crate::packed::{Access, always_in_pieces};
 use crate::pass::Pass;
 
 /// Limits for servers that answer sooner or later.
@@ -243,7 +244,7 @@ fn few_pieces_of_a_long_part_are_under_way_at_a_time() {
 #[test]
 fn an_empty_file_is_empty() {
     let server = Server::of(Vec::new());
-    let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
+    let object = Object::open(Path::new(&server.url("x")), Access::Anywhere, &()).unwrap();
     assert_eq!((object.len(), server.requests().len()), (0, 1));
 }
 
@@ -381,7 +382,7 @@ fn a_server_that_gives_no_parts_is_read_as_a_whole_or_refused() {
     for word in ["it ignores `Range`", "12 bytes is larger than the 10 bytes of data_memory"] {
         assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
     }
-    let object = Object::open_remote(Path::new("x"), &remote.into(), &()).unwrap();
+    let object = Object::open_remote(Path::new("x"), &remote.into(), Access::Anywhere, &()).unwrap();
     assert_eq!(object.slice(0..object.len()).unwrap(), &text[..]);
     assert_eq!(server.requests().len(), 3);
 
@@ -451,7 +452,7 @@ fn urls_that_are_not_to_be_read_are_refused_before_a_request() {
         ("https://host/x?X-Amz-Signature=hush", "its query has `x-amz-signature`"),
         ("s3://bucket/part-*.csv", "a pattern"),
     ] {
-        let error = Object::open(Path::new(url), &()).unwrap_err();
+        let error = Object::open(Path::new(url), Access::Anywhere, &()).unwrap_err();
         assert!(said(&error).contains(word) && !said(&error).contains("hush"), "{}", said(&error));
     }
 }
@@ -549,15 +550,15 @@ fn every_format_reads_from_a_server_what_it_reads_from_a_disk() {
         let server = Server::of(file.clone());
         let url = PathBuf::from(server.url("x"));
         let open = |object: &Object| formats::open(&spec, object, "x", &url, &()).unwrap();
-        let here = open(&Object::open(&written(&file), &()).unwrap());
-        let there = Object::open(&url, &()).unwrap();
+        let here = open(&Object::open(&written(&file), Access::Anywhere, &()).unwrap());
+        let there = Object::open(&url, Access::Anywhere, &()).unwrap();
         let source = open(&there);
         let name = format.name();
         assert_eq!(source.outline().records(), here.outline().records(), "{name}");
         assert!(records(source.as_ref()) == records(here.as_ref()), "{name}: other records");
         let content =
             |source: &dyn Source, object: &Object| source.content(object, Default::default(), &()).unwrap();
-        let local = Object::open(&written(&file), &()).unwrap();
+        let local = Object::open(&written(&file), Access::Anywhere, &()).unwrap();
         assert_eq!(content(source.as_ref(), &there), content(here.as_ref(), &local), "{name}");
         assert_eq!(there.version(), "\"1\"", "{name}");
         let asked: usize =
@@ -578,6 +579,24 @@ fn written(bytes: &[u8]) -> PathBuf {
 }
 
 #[test]
+fn a_compressed_file_on_a_server_is_unpacked_piece_by_piece() {
+    let plain = bytes(9 << 20);
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(&plain).unwrap();
+    let file = encoder.finish().unwrap();
+    let server = Server::of(file.clone());
+    let remote = Arc::new(server.open(SOON).unwrap());
+    let object = always_in_pieces(Object::of_remote(Path::new("x"), &remote)).unwrap();
+    assert_eq!((object.len(), object.is_here()), (plain.len(), false));
+    for range in [5 << 20..6 << 20, 0..plain.len(), 10..20] {
+        assert!(object.slice(range.clone()).unwrap() == plain[range.clone()], "{range:?}");
+    }
+    let asked: usize = server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum();
+    // Each decoder finds the compressed pieces in the cache. A file is looked at with one byte.
+    assert!(asked <= file.len() + 1, "{asked} bytes of {} were fetched", file.len());
+}
+
+#[test]
 fn formats_with_random_access_fetch_what_they_need() {
     // Random values are as large in the file as in memory.
     let values = |seed: u64| {
@@ -591,7 +610,7 @@ fn formats_with_random_access_fetch_what_they_need() {
         [(Format::Parquet, parquet(&table, 500_000), 8_000_000), (Format::Npy, array, 4 << 20)]
     {
         let server = Server::of(file.clone());
-        let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
+        let object = Object::open(Path::new(&server.url("x")), Access::Anywhere, &()).unwrap();
         let spec = DataSpec::of(format, FilesSpec::default());
         let source = formats::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
         source.read(1, &[0]).unwrap();
@@ -615,7 +634,7 @@ fn a_file_whose_blocks_are_known_is_not_read_to_be_opened() {
         let (server, name) = (Server::of(file.clone()), format.name());
         let (spec, path) = (DataSpec::of(format, FilesSpec::default()), server.url("x"));
         let open = |known: Option<&Cuts>| {
-            let object = Object::open(Path::new(&path), &()).unwrap();
+            let object = Object::open(Path::new(&path), Access::Anywhere, &()).unwrap();
             let pass = Pass { cuts: known, ..Pass::plain() };
             (formats::open_collecting(&spec, &object, "x", Path::new("x"), pass).unwrap(), object)
         };
@@ -657,7 +676,7 @@ fn an_error_of_a_server_is_not_taken_for_a_damaged_file() {
         });
         let spec = DataSpec::of(format, FilesSpec::default());
         let open = || {
-            let object = Object::open(Path::new(&server.url("x")), &())?;
+            let object = Object::open(Path::new(&server.url("x")), Access::Anywhere, &())?;
             let source = formats::open(&spec, &object, "x", Path::new("x"), &())?;
             let last = source.outline().blocks.len() - 1;
             source.read(last, &[0]).map(drop)
@@ -687,7 +706,7 @@ fn a_value_that_a_server_does_not_give_is_neither_missing_nor_broken() {
         spec.tokens = (format == Format::Tokens).then_some(tokens);
         let refuses = Arc::new(AtomicBool::new(false));
         let server = refusing(file, refuses.clone());
-        let object = Object::open(Path::new(&server.url("x")), &()).unwrap();
+        let object = Object::open(Path::new(&server.url("x")), Access::Anywhere, &()).unwrap();
         let source = formats::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
         let all: Vec<usize> = (0..source.outline().columns.len()).collect();
         refuses.store(true, Ordering::Relaxed);

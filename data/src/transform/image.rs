@@ -116,15 +116,23 @@ pub(super) fn apply(transform: &Transform, mut image: Image, random: &mut Keyed)
             }
             image
         }
-        Transform::ColorJitter { brightness, contrast, saturation, hue } => {
-            let factors = |by: f32| (by > 0.0).then_some(((1.0 - by).max(0.0), 1.0 + by));
-            let (b, c, s) = (factors(*brightness), factors(*contrast), factors(*saturation));
-            let hue = (*hue > 0.0).then_some((-hue, *hue));
-            for adjust in pixels::color_jitter(b, c, s, hue, &mut draw) {
+        Transform::ColorJitter { .. } => {
+            for adjust in adjustments(transform, random) {
                 pixels::adjusted(&mut image, adjust);
             }
             image
         }
         _ => image,
     }
+}
+
+/// Draws the adjustments of a colour jitter, in their order. Other transforms have none.
+pub(super) fn adjustments(transform: &Transform, random: &mut Keyed) -> Vec<pixels::Adjust> {
+    let Transform::ColorJitter { brightness, contrast, saturation, hue } = transform else {
+        return Vec::new();
+    };
+    let factors = |by: f32| (by > 0.0).then_some(((1.0 - by).max(0.0), 1.0 + by));
+    let (brightness, contrast, saturation) = (factors(*brightness), factors(*contrast), factors(*saturation));
+    let hue = (*hue > 0.0).then_some((-hue, *hue));
+    pixels::color_jitter(brightness, contrast, saturation, hue, &mut || random.next_f64())
 }

@@ -49,6 +49,61 @@ fn transforms_are_those_of_their_definition() {
     }
 }
 
+#[derive(Deserialize)]
+struct Drawn {
+    seed: u64,
+    epoch: u64,
+    record: u64,
+    column: String,
+    place: usize,
+    #[serde(flatten)]
+    what: What,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum What {
+    Window { image: (usize, usize), scale: (f64, f64), ratio: (f64, f64), window: [usize; 4] },
+    Adjustments { by: [f32; 4], adjustments: Vec<(String, f64)> },
+}
+
+#[test]
+fn windows_and_adjustments_are_drawn_as_defined() {
+    let cases: Vec<Drawn> = serde_json::from_str(include_str!("../../../tests/golden/draws.json")).unwrap();
+    assert!(cases.len() > 100);
+    for Drawn { seed, epoch, record, column, place, what } in cases {
+        let draws = Draws { epoch: Draws::epoch(seed, epoch), record };
+        let mut random = draws.of(&format!("{column}/{place}"));
+        match what {
+            What::Window { image: (height, width), scale, ratio, window } => {
+                let mut draw = || random.next_f64();
+                let found = pixels::random_resized_window(height, width, scale, ratio, &mut draw);
+                let found = [found.top, found.left, found.height, found.width];
+                assert_eq!(found, window, "{height} x {width}, {scale:?}, {ratio:?}, record {record}");
+            }
+            What::Adjustments { by: [brightness, contrast, saturation, hue], adjustments } => {
+                let jitter = Transform::ColorJitter { brightness, contrast, saturation, hue };
+                let found = image::adjustments(&jitter, &mut random);
+                let expected: Vec<_> = adjustments
+                    .iter()
+                    .map(|(name, factor)| match (name.as_str(), *factor as f32) {
+                        ("brightness", factor) => pixels::Adjust::Brightness(factor),
+                        ("contrast", factor) => pixels::Adjust::Contrast(factor),
+                        ("saturation", factor) => pixels::Adjust::Saturation(factor),
+                        (_, turns) => pixels::Adjust::Hue(turns),
+                    })
+                    .collect();
+                assert_eq!(
+                    found,
+                    expected,
+                    "{by:?}, record {record}",
+                    by = [brightness, contrast, saturation, hue]
+                );
+            }
+        }
+    }
+}
+
 /// Rows below a crop are not decoded.
 #[test]
 fn a_crop_after_decoding_is_that_of_the_whole_image() {

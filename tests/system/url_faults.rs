@@ -1,0 +1,97 @@
+//! S3 fails in the middle of a training, and a worker dies in the middle of a prediction to S3: the
+//! bits and the bytes are those of a disk.
+#![cfg(feature = "cloud")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::harness::machine::until;
+use crate::harness::s3::{Fault, Proxy, S3};
+use crate::harness::{self, Cluster, example, model, summary, text};
+use crate::predict::{self, PACED, sets};
+use crate::urls::{environment, npy, trained, two_steps};
+
+/// Time for something that takes a moment on an idle machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Bytes of a record.
+const RECORD: usize = 512 << 10;
+
+#[test]
+fn a_training_from_s3_goes_on_after_each_fault_with_the_same_bits() {
+    let Some(server) = S3::start() else { return };
+    let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (mut local, mut labels, mut remote) = (Vec::new(), Vec::new(), Vec::new());
+    for file in 0..3 {
+        let pixels =
+            npy("|u1", &format!("6, {RECORD}"), (0..6 * RECORD).map(|byte| ((byte + file) % 251) as u8));
+        let (x, y) = (format!("x{file}.npy"), format!("y{file}.npy"));
+        fs::write(at(&x), &pixels).unwrap();
+        fs::write(at(&y), npy("|u1", "6,", (0..6).map(|record| (record + file as u8) % 3))).unwrap();
+        assert_eq!(server.request("PUT", &x, &pixels).0, 200);
+        local.push(at(&x));
+        labels.push(at(&y));
+        remote.push(format!("s3://{}/{x}", S3::BUCKET));
+    }
+    let undisturbed = trained(&two_steps(folder.path(), &local, &labels), &[]);
+
+    let mut cluster = Cluster::start(1, 0);
+    let allowed = format!("s3://{}", S3::BUCKET);
+    // Its memory has room for one file. So the worker that has counted the records of all three
+    // reads two of them again to train, and the fault comes while it does.
+    cluster.add_worker_as(&["--data-urls", &allowed, "--data-memory", "4194304"], &environment);
+    let counted: u64 = local.iter().map(|file| fs::metadata(file).unwrap().len()).sum();
+    proxy.set_from(Fault::Busy, counted + (1 << 20));
+    let out = cluster.dir.path().join("out");
+    let job = two_steps(cluster.dir.path(), &remote, &labels);
+    let mut submission = cluster.submission(&job, &out, &[]);
+    submission.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let user = submission.spawn().unwrap();
+    until("a request meets a busy server", PATIENCE, || proxy.met() > 0);
+    for fault in [Fault::Drops, Fault::Stalls, Fault::Away] {
+        proxy.set(fault);
+        until("a request meets the next fault", PATIENCE, || proxy.met() > 0);
+    }
+    proxy.set(Fault::Nothing);
+    let output = user.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(summary(&out)["samples_applied"], 18);
+    assert!(model(&out) == undisturbed, "other bits than undisturbed");
+}
+
+#[test]
+fn predictions_on_s3_are_those_of_a_disk_though_a_worker_is_killed() {
+    let Some(server) = S3::start() else { return };
+    let (proxy, dir) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let weights = predict::trained(dir.path());
+    let calm = dir.path().join("calm.jsonl");
+    predict::alone(&weights, &calm, 1, &[]);
+
+    let mut cluster = Cluster::with_environment(&example("oracle"), 1, 0, &environment);
+    (0..2).for_each(|_| cluster.add_worker_with(&environment));
+    let (job, data, url) = (predict::job(), predict::data(1), format!("s3://{}/p.jsonl", S3::BUCKET));
+    let weights = weights.display().to_string();
+    let command =
+        ["predict", &job, "--model", &weights, "--out", &url, "--on", "train", "--master", &cluster.url];
+    let mut command = harness::ebb([&command[..], &sets(&[&data, PACED, "fleet.ps=1"])].concat());
+    command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut user = command.spawn().unwrap();
+    until("a part is written", PATIENCE, || {
+        assert!(user.try_wait().unwrap().is_none(), "it ended before a part was written");
+        server.keys().iter().any(|key| key.contains("part-"))
+    });
+    cluster.workers[0].signal("KILL");
+    assert!(!server.keys().contains(&"p.jsonl".to_owned()), "a file before all parts");
+    cluster.add_worker_with(&environment);
+    let output = user.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(server.request("GET", "p.jsonl", b""), (200, fs::read(&calm).unwrap()));
+    assert_eq!(server.keys().iter().filter(|key| key.contains("part-")).count(), 0, "parts are left");
+}
