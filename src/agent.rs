@@ -1,18 +1,23 @@
 //! The agent of a cluster: it runs processes of scripts that users sent to the master.
 //!
 //! ```text
-//!   attend   a stream with the master: what runs here, and what is to run here
-//!   files    description and bundle of a script, unpacked into a private folder
-//!   reach    what processes reach by way of this agent: masters, and the ps of their jobs
-//!   tails    the newest lines of each process, on their way to the master
-//!   launch   a process group, its restarts and its log, as for `ebb run SCRIPT.py`
+//!   attend        a stream with the master: what runs here, and what is to run here
+//!   files         description and bundle of a script, unpacked into a private folder
+//!   packages      what its interpreter lacks of what a script requires
+//!   environments  what was installed for scripts, if the operator lets agents install
+//!   reach         what processes reach by way of this agent: masters, and the ps of their jobs
+//!   tails         the newest lines of each process, on their way to the master
+//!   launch        a process group, its restarts and its log, as for `ebb run SCRIPT.py`
 //! ```
 //!
 //! The master says which processes are to run. A process that it does not list is ended, and one
 //! that it lists is started. The agent forgets a process that has left once it is not listed.
 
 mod attend;
+mod environments;
 mod files;
+mod limits;
+mod packages;
 mod reach;
 mod tails;
 
@@ -37,7 +42,9 @@ use tempfile::TempDir;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use self::environments::{Asking, Environments};
 use self::files::Files;
+pub(crate) use self::limits::Allowed;
 use self::reach::Reach;
 use self::tails::Tails;
 use crate::launch::devices;
@@ -77,6 +84,10 @@ pub(crate) struct Options {
     pub(crate) user: Option<User>,
     /// Folder below which the agent has a private one.
     pub(crate) scratch: PathBuf,
+    /// What may be installed for scripts. `None`: nothing.
+    pub(crate) allowed: Option<Allowed>,
+    /// The only variables of this process that programs have which install.
+    pub(crate) programs: Vec<(String, String)>,
 }
 
 /// An agent.
@@ -89,6 +100,7 @@ pub(crate) struct Agent {
     masters: Failover,
     client: ScriptsClient<Failover>,
     files: Files,
+    environments: Environments,
     tails: Tails,
     screen: Screen,
     orphans: Orphans,
@@ -125,10 +137,21 @@ impl Agent {
         let masters = Failover::new(dialer, &options.master, Purpose::Control)?;
         let client = ScriptsClient::new(masters.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let files = Files::new(client.clone(), folder.path(), options.user.clone());
+        let environments = Environments::new(
+            folder.path(),
+            environments::Options {
+                allowed: options.allowed.clone(),
+                python: options.python.clone(),
+                user: options.user.clone(),
+                hidden: options.hidden.clone(),
+                programs: options.programs.clone(),
+                orphans: orphans.clone(),
+            },
+        )?;
         // The master takes 0 for none.
         let id = u64::from_le_bytes(id).max(1);
         let (dialer, tails) = (dialer.clone(), Tails::new());
-        Ok(Self { options, id, dialer, masters, client, files, tails, screen, orphans, folder })
+        Ok(Self { options, id, dialer, masters, client, files, environments, tails, screen, orphans, folder })
     }
 
     /// Returns the folder with the logs of processes.
@@ -217,7 +240,8 @@ impl Agent {
             Err(error) => {
                 self.screen.line(&format!("process {process} of script {script}: {error:#}"));
                 let (kind, reason) = (pb::LeftKind::GaveUp.into(), "could not run".to_owned());
-                Some(pb::ProcessLeft { kind, reason, lines: vec![told(&format!("{error:#}"))] })
+                let lines = format!("{error:#}").lines().take(LINES_TOLD).map(told).collect();
+                Some(pb::ProcessLeft { kind, reason, lines })
             }
         };
         (key, left)
@@ -238,10 +262,12 @@ impl Agent {
             () = stop.cancelled() => return Ok(Gone { name: String::new(), left: Left::Stopped, last: Vec::new() }),
             found = name => found?,
         };
-        let launched = self.launched(script, &files);
         let tails = self.tails.clone();
         let hear = Hear::new(move |line| tails.push((script, process), line));
         let slot = Slot::hearing(name, &self.logs(), self.screen.clone(), hear)?;
+        let asking = Asking { script, owner: &files.owner, requirements: files.requirements.as_deref() };
+        let interpreter = self.environments.interpreter(&asking, &slot.voice(), stop).await?;
+        let launched = self.launched(script, &files, &interpreter.python);
         let slot = slot.with(devices::variables(device, self.options.visible.as_deref()));
         let (dialer, masters) = (self.dialer.clone(), self.masters.clone());
         let reach = Reach::new(script, dialer, masters, &self.options.master, self.client.clone());
@@ -252,8 +278,8 @@ impl Agent {
     }
 
     /// Returns how processes of a script are started.
-    fn launched(&self, script: u64, files: &files::Unpacked) -> crate::launch::slot::Script {
-        let Options { master, python, hidden, variables, .. } = &self.options;
+    fn launched(&self, script: u64, files: &files::Unpacked, python: &Path) -> crate::launch::slot::Script {
+        let Options { master, hidden, variables, .. } = &self.options;
         let description = &files.description;
         let of_agent = [
             ("EBBFLOW_MASTER", master.clone()),
@@ -268,7 +294,7 @@ impl Agent {
         let names = (SECRETS.to_owned(), description.secrets.join(","));
         let names = (!description.secrets.is_empty()).then_some(names);
         crate::launch::slot::Script {
-            python: python.clone(),
+            python: python.to_owned(),
             arguments: std::iter::once(&description.entry)
                 .chain(&description.arguments)
                 .map(Into::into)

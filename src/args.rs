@@ -550,9 +550,13 @@ pub(crate) struct Launch {
     /// Give each process of the script a GPU
     #[arg(long, requires = "on", help_heading = "Launch")]
     pub(crate) gpu: bool,
-    /// Image with Python, `ebbflow` and what the script imports, for Kubernetes
+    /// Image with Python, `ebbflow` and what the script imports, for Kubernetes and Compose
     #[arg(long, value_name = "IMAGE", requires = "on", help_heading = "Launch")]
     pub(crate) image: Option<String>,
+    /// File or folder of this host that the script sees at the same path, for Compose. May be
+    /// repeated. With `:ro` behind it the script cannot write it
+    #[arg(long = "mount", value_name = "PATH[:ro]", requires = "on", help_heading = "Launch")]
+    pub(crate) mounts: Vec<OsString>,
 }
 
 /// What starts roles on its machines.
@@ -561,6 +565,7 @@ pub(crate) enum Platform {
     Slurm,
     Ray,
     Kubernetes,
+    Compose,
     /// This host, for tests.
     #[value(hide = true)]
     Local,
@@ -573,6 +578,7 @@ impl Platform {
             Self::Slurm => "slurm",
             Self::Ray => "ray",
             Self::Kubernetes => "kubernetes",
+            Self::Compose => "compose",
             Self::Local => "local",
         }
     }

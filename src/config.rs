@@ -102,6 +102,12 @@ pub(crate) fn visible_devices() -> Option<String> {
     std::env::var(VISIBLE).ok()
 }
 
+/// Returns the variables by which programs and their libraries are found.
+pub(crate) fn programs() -> Vec<(String, String)> {
+    let found = |name: &str| Some((name.to_owned(), std::env::var(name).ok()?));
+    ["PATH", "LD_LIBRARY_PATH"].into_iter().filter_map(found).collect()
+}
+
 /// True if a variable, which a library reads, has this value.
 pub(crate) fn is(name: &str, value: &str) -> bool {
     std::env::var_os(name).is_some_and(|found| found == value)

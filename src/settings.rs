@@ -4,6 +4,7 @@
 //! the keys of its file, and the output of `ebb config show`.
 
 pub(crate) mod roles;
+pub(crate) mod scripts;
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -360,6 +361,12 @@ impl Settings {
         self.row(key)?.value.as_ref()?.as_integer()?.try_into().ok()
     }
 
+    /// Returns the number of bytes of a setting, if it has one.
+    pub(crate) fn bytes(&self, key: &str) -> Option<u64> {
+        let value = self.row(key)?.value.as_ref()?;
+        Kind::Bytes.read(value).ok()?.as_integer()?.try_into().ok()
+    }
+
     /// Returns the duration of a setting, if it has one.
     pub(crate) fn duration(&self, key: &str) -> Option<std::time::Duration> {
         proto::duration::parse(self.text(key)?).ok()
@@ -455,6 +462,27 @@ mod tests {
         assert!(said.contains("checkpoints: checkpoint store `runs`"), "{said}");
         let said = settings::<Master>("", "checkpoints = '/a'", &[]).unwrap_err();
         assert!(said.contains("expected a list of texts in quotes"), "{said}");
+    }
+
+    #[test]
+    fn bounds_of_requirements_need_an_index() {
+        let allowed =
+            |line: &str| settings::<Worker>(line, "", &[]).map(|found| scripts::requirements(&found));
+        assert!(allowed("").unwrap().is_none());
+        let found = allowed("--script-requirements https://h/s").unwrap().unwrap();
+        assert_eq!((found.index.as_str(), found.time.as_secs(), found.disk), ("https://h/s", 600, 4 << 30));
+        let line = "--script-requirements https://h --script-requirements-time 1s --script-requirements-disk";
+        assert_eq!(allowed(&format!("{line} 5MB")).unwrap().unwrap().disk, 5_000_000);
+        let nothing = format!("{line} 0");
+        for (line, reason) in [
+            ("--script-requirements-time 1s", "only with --script-requirements"),
+            ("--script-requirements-disk 1", "only with --script-requirements"),
+            ("--script-requirements http://h", "script_requirements: https://"),
+            (nothing.as_str(), "script_requirements_disk: more than zero"),
+            ("--script-requirements https://h --script-requirements-time 0s", "_time: more than zero"),
+        ] {
+            assert!(allowed(line).unwrap_err().contains(reason), "{line}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use ignore::WalkBuilder;
 use proto::artifact::sha256_hex;
 use proto::bundle::{self, File};
+use proto::requirements::{self, Requirements};
 use proto::script::BUNDLE_BYTES_MAX;
 
 use crate::{Error, Result};
@@ -28,8 +29,8 @@ impl Bundle {
     /// `__pycache__`, and files that usually have secrets: `.env`, `*.pem` and `*.key`.
     ///
     /// # Errors
-    /// A file cannot be read, the folder has a link or a file that is none, or the files together
-    /// are too large. The error names the file.
+    /// A file cannot be read, the folder has a link or a file that is none, the files together are
+    /// too large, or `requirements.txt` has a line that agents refuse. The error names the file.
     pub fn pack(folder: &Path) -> Result<Self> {
         let wrong = |path: &Path, reason: String| Error::Bundle { path: path.to_owned(), reason };
         let unread = |path: &Path| {
@@ -72,6 +73,10 @@ impl Bundle {
             }
             let executable = about.permissions().mode() & 0o100 != 0;
             found.push((below.to_owned(), executable, fs::read(path).map_err(unread(path))?));
+        }
+        if let Some((path, _, content)) = found.iter().find(|(path, ..)| path == requirements::FILE) {
+            let refused = |why| format!("{why}; a file that is not for the workers stays here by .gitignore");
+            Requirements::parse(content).map_err(|why| wrong(&root.join(path), refused(why)))?;
         }
         let files = found.iter().map(|(path, executable, content)| {
             let executable = *executable;
@@ -197,6 +202,28 @@ mod tests {
         large.set_len(BUNDLE_BYTES_MAX + 1).unwrap();
         let error = Bundle::pack(dir.path()).unwrap_err().to_string();
         assert!(error.contains("weights.bin: with it") && error.contains(".gitignore"), "{error}");
+    }
+
+    #[test]
+    fn requirements_that_agents_refuse_do_not_travel() {
+        let dir = folder(&[
+            ("train.py", ""),
+            ("requirements.txt", "numpy\n--pre\n"),
+            ("a/requirements.txt", "-e ."),
+        ]);
+        let error = Bundle::pack(dir.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("requirements.txt: line 2: `--pre`") && error.contains(".gitignore"),
+            "{error}"
+        );
+        fs::write(dir.path().join("requirements.txt"), "numpy\n").unwrap();
+        Bundle::pack(dir.path()).unwrap();
+        fs::write(dir.path().join("requirements.txt"), "--pre\n").unwrap();
+        fs::write(dir.path().join(".gitignore"), "/requirements.txt\n").unwrap();
+        assert_eq!(
+            names(&Bundle::pack(dir.path()).unwrap()),
+            [".gitignore", "a/requirements.txt", "train.py"]
+        );
     }
 
     #[test]

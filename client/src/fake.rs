@@ -176,6 +176,7 @@ pub(crate) fn evaluation(epoch: u64) -> Event {
         samples: 20,
         within_epoch: false,
         set: String::new(),
+        sums: [].into(),
     };
     event(10 + epoch, Kind::Evaluation(evaluation))
 }

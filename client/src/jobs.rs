@@ -111,7 +111,15 @@ impl Client {
         if report::model_sha256(status).is_none() {
             return Ok(None);
         }
-        let wanted = |name: &str| name == report::MODEL;
+        self.file(status, report::MODEL).await
+    }
+
+    /// Returns a file of a job that ended, checked against its hash. `None`: it has no such file.
+    ///
+    /// # Errors
+    /// The master does not answer, or the file does not arrive whole.
+    pub async fn file(&self, status: &JobStatus, name: &str) -> Result<Option<Vec<u8>>> {
+        let wanted = |other: &str| other == name;
         let files = self.call(async |jobs| download(jobs, status, &Memory { wanted }).await).await??;
         Ok(files.into_iter().next().map(|(_, content)| content))
     }

@@ -11,6 +11,7 @@
 //! | [`storage`] | values, whatever memory they lie in |
 //! | [`merge`] | decodes received values; merges two nodes of the reduction tree |
 //! | [`optimizer`] | works out the scalars of a step; its [`Update`] makes the next weights |
+//! | [`groups`] | the optimizers of a model whose tensors have settings of their own |
 //! | [`norm`] | what an update needs to know about the whole model first |
 //! | [`parallel`] | chunks spread over threads |
 //! | [`cpu`] | the kernels for memory of the host |
@@ -25,6 +26,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod device;
 pub mod error;
+pub mod groups;
 pub mod merge;
 pub mod norm;
 pub mod optimizer;
@@ -36,6 +38,7 @@ mod update;
 
 pub use device::Device;
 pub use error::Error;
+pub use groups::{Optimizers, Updates};
 pub use merge::Merge;
 pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};

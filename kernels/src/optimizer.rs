@@ -23,11 +23,13 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
+use std::sync::Arc;
+
 use proto::optimizer::{InvalidOptimizer, OptimizerSpec, Rule, Schedule};
 
 use crate::cpu::adadelta::Adadelta;
 use crate::cpu::adagrad::Adagrad;
-use crate::cpu::adam::Adam;
+use crate::cpu::adam::{Adam, Epsilon};
 use crate::cpu::dispatch::{Path, Write};
 use crate::cpu::ftrl::Ftrl;
 use crate::cpu::lamb::Lamb;
@@ -36,7 +38,7 @@ use crate::cpu::momentum::Momentum;
 use crate::cpu::rmsprop::Rmsprop;
 use crate::cpu::sgd::Sgd;
 
-/// The update rule of one job, with its schedule.
+/// The update rule of one job or one group of its tensors, with its schedule.
 ///
 /// ```
 /// use proto::optimizer::{OptimizerKind, OptimizerSpec};
@@ -58,7 +60,7 @@ pub struct Optimizer {
     rule: Rule,
     learning_rate: f64,
     clip_norm: Option<f64>,
-    schedule: Schedule,
+    schedule: Arc<Schedule>,
     total_steps: u64,
 }
 
@@ -113,8 +115,14 @@ impl Optimizer {
     pub fn new(spec: &OptimizerSpec, total_steps: u64) -> Result<Self, InvalidOptimizer> {
         let rule = spec.validate()?;
         let (learning_rate, clip_norm, schedule) =
-            (spec.learning_rate, spec.clip_norm, spec.schedule.clone());
+            (spec.learning_rate, spec.clip_norm, Arc::new(spec.schedule.clone()));
         Ok(Self { rule, learning_rate, clip_norm, schedule, total_steps })
+    }
+
+    /// Returns this optimizer with the memory of the schedule of another one, if both are equal.
+    pub(crate) fn sharing_schedule(self, other: &Self) -> Self {
+        let schedule = if self.schedule == other.schedule { other.schedule.clone() } else { self.schedule };
+        Self { schedule, ..self }
     }
 
     /// Returns the number of slots: f32 values of state beside each parameter.
@@ -168,19 +176,20 @@ impl Optimizer {
                 };
                 (weight_decay, Prepared::Momentum(momentum))
             }
-            Rule::Adam { betas, eps, weight_decay, decoupled, amsgrad } => {
+            Rule::Adam { betas, eps, eps_root, eps_before_correction, weight_decay, decoupled, amsgrad } => {
                 let (coupled, shrink) =
                     if decoupled { (0.0, 1.0 - rate * weight_decay) } else { (weight_decay, 1.0) };
-                let adam = Adam::new(betas, eps, shrink, rate, step);
+                let epsilon = Epsilon { beside: eps, under: eps_root, uncorrected: eps_before_correction };
+                let adam = Adam::new(betas, epsilon, shrink, rate, step);
                 (coupled, if amsgrad { Prepared::Amsgrad(adam) } else { Prepared::Adam(adam) })
             }
             Rule::Adagrad { lr_decay, eps, weight_decay, .. } => {
                 let learning_rate = (rate / (1.0 + step as f64 * lr_decay)) as f32;
                 (weight_decay, Prepared::Adagrad(Adagrad { learning_rate, eps: eps as f32 }))
             }
-            Rule::Rmsprop { alpha, eps, weight_decay, momentum, centered } => {
-                let plain = Rmsprop::new(alpha, eps, momentum, learning_rate);
-                let central = Rmsprop::new(alpha, eps, momentum, learning_rate);
+            Rule::Rmsprop { alpha, eps, eps_root, weight_decay, momentum, centered } => {
+                let plain = Rmsprop::new(alpha, eps, eps_root, momentum, learning_rate);
+                let central = Rmsprop::new(alpha, eps, eps_root, momentum, learning_rate);
                 let rule = match (momentum > 0.0, centered) {
                     (false, false) => Prepared::Rmsprop(plain),
                     (true, false) => Prepared::RmspropMoving(plain),

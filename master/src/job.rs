@@ -450,8 +450,8 @@ impl Job {
     /// open where. Partitions that have something to lose are open already.
     ///
     /// # Errors
-    /// Not the holder of the `Init` lease, a model that cannot be placed, or too few ps at the
-    /// moment.
+    /// Not the holder of the `Init` lease, a model that cannot be placed, groups of the optimizer
+    /// that do not fit it, or too few ps at the moment.
     pub(crate) fn describe(
         &mut self,
         worker: IncarnationId,
@@ -467,6 +467,8 @@ impl Job {
         };
         let count = self.spec.fleet.ps;
         Layout::check(&tensors, count)?;
+        let groups = self.spec.optimizer.groups_of(&tensors);
+        groups.map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
         partitions.describe(tensors)?;
         partitions.place(fleet, load)?;
         self.changed = true;
@@ -566,9 +568,10 @@ impl Job {
         self.changed = true;
         let ends = |facts: &index::Facts| facts.plan.ends_epoch(version);
         let within_epoch = self.spec.purpose.trains() && !self.phase.facts().is_some_and(ends);
-        for evaluations::MeasuredSet { name, metrics, samples, .. } in sets {
+        for evaluations::MeasuredSet { name: set, metrics, samples, sums, .. } in sets {
             let (epoch, step) = (epoch.get(), version.get());
-            let event = pb::EvaluationEvent { epoch, step, metrics, samples, within_epoch, set: name };
+            let sums = proto::convert::metric_sums(sums);
+            let event = pb::EvaluationEvent { epoch, step, metrics, samples, within_epoch, set, sums };
             self.log.append(now.unix_ms, Event::Evaluation(event));
         }
         self.effects.push(Effect::Unpin(self.reachable(), self.era, version, self.best()));

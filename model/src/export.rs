@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use proto::tensor::{DType, TensorSpec, Values};
+use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 pub use safetensors::Dtype;
 use safetensors::View;
 
@@ -27,6 +27,7 @@ pub struct Constant {
 }
 
 /// Writes the file: `values` of the trained `tensors`, in their order, and the model's constants.
+/// Registers are left out: they are the state of a loop and not of its model.
 ///
 /// ```
 /// use proto::tensor::{TensorSpec, Values};
@@ -41,7 +42,8 @@ pub fn safetensors(tensors: &[TensorSpec], values: &[Values], constants: &[Const
     if tensors.len() != values.len() {
         return Err(wrong(format!("{} tensors, {} lists of values", tensors.len(), values.len())));
     }
-    let trained = tensors.iter().zip(values).map(|(tensor, values)| {
+    let model = tensors.iter().zip(values).filter(|(tensor, _)| tensor.role != TensorRole::Register);
+    let trained = model.map(|(tensor, values)| {
         let dtype = match values.dtype() {
             DType::F32 => Dtype::F32,
             DType::I64 => Dtype::I64,
@@ -144,6 +146,15 @@ mod tests {
         assert_eq!(header.trim_end(), expected);
         tensors.reverse();
         values.reverse();
+        assert_eq!(safetensors(&tensors, &values, &constants).unwrap(), file);
+    }
+
+    #[test]
+    fn a_register_is_no_part_of_the_file() {
+        let (mut tensors, mut values, constants) = model();
+        let file = safetensors(&tensors, &values, &constants).unwrap();
+        tensors.push(TensorSpec::register("job.state", [2]));
+        values.push(Values::I64(vec![1, 2]));
         assert_eq!(safetensors(&tensors, &values, &constants).unwrap(), file);
     }
 

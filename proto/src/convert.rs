@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-pub use self::evaluation::evaluated;
+pub use self::evaluation::{evaluated, metric_sums};
 use crate::column::ColumnSpec;
 use crate::error::{Error, Result};
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
@@ -45,8 +45,9 @@ impl TryFrom<pb::TensorSpec> for TensorSpec {
             pb::TensorRole::Parameter => TensorRole::Parameter,
             pb::TensorRole::State => TensorRole::State,
             pb::TensorRole::Counter => TensorRole::Counter,
+            pb::TensorRole::Register => TensorRole::Register,
             pb::TensorRole::Unspecified => {
-                return Err(field("TensorSpec", "role", "parameter, state or counter", spec.role));
+                return Err(field("TensorSpec", "role", "parameter, state, counter or register", spec.role));
             }
         };
         let dtype = match spec.dtype() {
@@ -76,6 +77,7 @@ impl From<&TensorSpec> for pb::TensorSpec {
             TensorRole::Parameter => pb::TensorRole::Parameter,
             TensorRole::State => pb::TensorRole::State,
             TensorRole::Counter => pb::TensorRole::Counter,
+            TensorRole::Register => pb::TensorRole::Register,
         };
         let dtype = match spec.dtype() {
             DType::F32 => pb::DType::F32,
@@ -769,8 +771,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tensors_survive_the_wire(shape in proptest::collection::vec(1usize..50, 0..4), role in 0..3) {
-            let role = [TensorRole::Parameter, TensorRole::State, TensorRole::Counter][role as usize];
+        fn tensors_survive_the_wire(shape in proptest::collection::vec(1usize..50, 0..4), role in 0..4) {
+            let roles = [TensorRole::Parameter, TensorRole::State, TensorRole::Counter, TensorRole::Register];
+            let role = roles[role as usize];
             let spec = TensorSpec { name: "layer.weight".to_owned(), shape, role };
             prop_assert_eq!(TensorSpec::try_from(pb::TensorSpec::from(&spec)).unwrap(), spec);
         }

@@ -32,6 +32,9 @@ pub enum TensorRole {
     State,
     /// The tensor becomes the maximum of the M values that the microbatches report (i64).
     Counter,
+    /// Each element becomes the maximum of what it was and of the M values that the microbatches
+    /// report (i64). [`register`](crate::register) keeps bytes in it.
+    Register,
 }
 
 impl TensorRole {
@@ -39,7 +42,7 @@ impl TensorRole {
     pub const fn dtype(self) -> DType {
         match self {
             Self::Parameter | Self::State => DType::F32,
-            Self::Counter => DType::I64,
+            Self::Counter | Self::Register => DType::I64,
         }
     }
 }

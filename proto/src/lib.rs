@@ -14,6 +14,7 @@
 //! | [`checkpoint`] | how a job's state rests on a store |
 //! | [`predictions`] | the parts of predictions, and their names |
 //! | [`script`], [`bundle`] | scripts that travel to a cluster, their files |
+//! | [`requirements`] | which requirements a script may have |
 //! | [`tail`] | the newest lines of a process |
 //! | [`status`], [`retry`] | what failures mean, and when to try again |
 
@@ -36,6 +37,8 @@ pub mod placement;
 pub mod plan;
 pub mod predictions;
 pub mod random;
+pub mod register;
+pub mod requirements;
 pub mod retry;
 pub mod script;
 pub mod secret;

@@ -16,10 +16,12 @@
 
 mod evaluation;
 mod scores;
+mod sums;
 mod tally;
 
 pub use self::evaluation::{Evaluation, Merger};
 pub use self::scores::{REPORT_SCORES_MAX, SCORES_MAX, ScoreCounts, Scores};
+pub use self::sums::{SUMS_MAX, Sum, Sums, check as check_sums};
 pub use self::tally::{CONFUSION_CLASSES_MAX, ClassCounts, Confusion, F1_CLASSES_MAX, Tallies, Tally};
 pub use crate::metric::{Metric, TOP_MAX};
 use crate::spec::Loss;

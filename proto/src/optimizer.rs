@@ -9,6 +9,7 @@
 //! Names and defaults are PyTorch's (`torch.optim`, 2.11), so that users can copy a configuration.
 //! Those of ftrl and lamb are from their papers: `torch.optim` has neither.
 
+mod groups;
 mod rule;
 mod schedule;
 
@@ -16,6 +17,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use groups::{GROUPS_MAX, GroupSpec};
 pub use rule::Rule;
 pub use schedule::{Schedule, ScheduleKind, power};
 
@@ -38,7 +40,7 @@ pub struct OptimizerSpec {
     pub kind: OptimizerKind,
     /// Step size before the schedule's factor; above 0. No default, because it always depends on
     /// the model. Usual first values: 0.1 for sgd and ftrl, 0.01 for momentum, nesterov, adagrad
-    /// and rmsprop, 0.001 for adam, adamw and amsgrad, 0.002 for lamb, 1 for adadelta.
+    /// and rmsprop, 0.001 for adam, adamw, amsgrad and amsgradw, 0.002 for lamb, 1 for adadelta.
     pub learning_rate: f64,
     /// Change of the learning rate over the job's steps. Default: none.
     #[serde(default)]
@@ -52,22 +54,32 @@ pub struct OptimizerSpec {
     /// the value of `momentum` to make the velocity an average of the gradients instead of a sum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dampening: Option<f64>,
-    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw and lamb
-    /// 0.01. adamw shrinks the weights by `learning_rate * weight_decay` at each step; lamb adds
-    /// `weight_decay * weights` to Adam's step before it scales that step; every other kind adds it
-    /// to the gradient.
+    /// All kinds but ftrl: pull of the weights towards zero, at least 0. Default 0; adamw, amsgradw
+    /// and lamb 0.01. adamw and amsgradw shrink the weights by `learning_rate * weight_decay` at
+    /// each step; lamb adds `weight_decay * weights` to Adam's step before it scales that step;
+    /// every other kind adds it to the gradient.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
-    /// adam, adamw, amsgrad, lamb: share kept of the running means of the gradient and of its
-    /// square, each in [0, 1). Default [0.9, 0.999]. Lower the second (0.98, 0.95) when rare large
-    /// gradients make the loss jump.
+    /// adam, adamw, amsgrad, amsgradw, lamb: share kept of the running means of the gradient and of
+    /// its square, each in [0, 1). Default [0.9, 0.999]. Lower the second (0.98, 0.95) when rare
+    /// large gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb: added to the denominator (adadelta:
-    /// under both roots); above 0 also as an f32. Default 1e-8; adagrad 1e-10; adadelta and lamb
-    /// 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients move too fast.
+    /// adam, adamw, amsgrad, amsgradw, adagrad, rmsprop, adadelta, lamb: added to the denominator
+    /// (adadelta: under both roots); above 0 also as an f32. Default 1e-8; adagrad 1e-10; adadelta
+    /// and lamb 1e-6. Raise it (1e-6 to 1e-3) when parameters with tiny gradients move too fast.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eps: Option<f64>,
+    /// adam, adamw, amsgrad, amsgradw, rmsprop: added to the square under the root of the
+    /// denominator, at least 0. Default 0. Only for numbers that another library computes: optax
+    /// calls it so, and the epsilon of RMSprop of Keras is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eps_root: Option<f64>,
+    /// adam and its relatives: `eps` and `eps_root` are added before the bias correction of the
+    /// square instead of after it. Default false. Only for numbers that another library computes:
+    /// Keras and TensorFlow do so. It is the "epsilon hat" of Adam's paper.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eps_before_correction: Option<bool>,
     /// adagrad: the learning rate of step t (from 0) is divided by `1 + t * lr_decay`; at least 0.
     /// Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -105,6 +117,9 @@ pub struct OptimizerSpec {
     /// `clip_grad_norm_`.) Set it (1 is customary) when rare large gradients make the loss jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f64>,
+    /// Tensors with settings of their own. Default: none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<GroupSpec>,
 }
 
 /// The update rules, by their names in a job file.
@@ -125,6 +140,8 @@ pub enum OptimizerKind {
     /// `torch.optim.Adam(amsgrad=True)`: Adam whose denominator never shrinks (Reddi, Kale and
     /// Kumar, 2018).
     Amsgrad,
+    /// `torch.optim.AdamW(amsgrad=True)`: the denominator of amsgrad and the weight decay of adamw.
+    Amsgradw,
     /// `torch.optim.Adagrad` (Duchi, Hazan and Singer, 2011).
     Adagrad,
     /// `torch.optim.RMSprop` (Hinton, Srivastava and Swersky, 2012; centered: Graves, 2013).
@@ -160,6 +177,8 @@ impl OptimizerSpec {
             weight_decay: None,
             betas: None,
             eps: None,
+            eps_root: None,
+            eps_before_correction: None,
             lr_decay: None,
             initial_accumulator_value: None,
             alpha: None,
@@ -169,20 +188,28 @@ impl OptimizerSpec {
             l1: None,
             l2: None,
             clip_norm: None,
+            groups: Vec::new(),
         }
     }
 
-    /// Checks every setting and fills in the defaults.
+    /// Checks every setting and fills in the defaults. The rule is that of the tensors without a
+    /// group.
     ///
     /// # Errors
     /// All violations at once: settings that the kind does not have, values out of range, a
-    /// schedule that lacks a setting.
+    /// schedule that lacks a setting, and the same in groups.
     pub fn validate(&self) -> Result<Rule, InvalidOptimizer> {
         let mut violations = Vec::new();
-        self.check_foreign(&mut violations);
-        self.check_ranges(&mut violations);
-        self.schedule.check(&mut violations);
+        self.check(&mut violations);
+        self.check_groups(&mut violations);
         if violations.is_empty() { Ok(self.rule()) } else { Err(InvalidOptimizer { violations }) }
+    }
+
+    /// Checks every setting but the groups.
+    fn check(&self, violations: &mut Vec<String>) {
+        self.check_foreign(violations);
+        self.check_ranges(violations);
+        self.schedule.check(violations);
     }
 
     /// Returns the setting that makes a step need norms over more than one chunk: `clip_norm` or
@@ -203,6 +230,8 @@ impl OptimizerSpec {
             ("weight_decay", self.weight_decay.is_some()),
             ("betas", self.betas.is_some()),
             ("eps", self.eps.is_some()),
+            ("eps_root", self.eps_root.is_some()),
+            ("eps_before_correction", self.eps_before_correction.is_some()),
             ("lr_decay", self.lr_decay.is_some()),
             ("initial_accumulator_value", self.initial_accumulator_value.is_some()),
             ("alpha", self.alpha.is_some()),
@@ -250,6 +279,7 @@ impl OptimizerSpec {
             |value| fits_f32(value) && value >= f64::from(f32::MIN_POSITIVE),
             "at least 1.2e-38, the smallest normal f32: without it a gradient of zero divides 0 by 0",
         );
+        check("eps_root", self.eps_root, at_least_zero, "a finite number, at least 0");
         check("lr_decay", self.lr_decay, at_least_zero, "a finite number, at least 0");
         check(
             "initial_accumulator_value",
@@ -277,14 +307,16 @@ impl OptimizerSpec {
                 nesterov: self.kind == OptimizerKind::Nesterov,
                 weight_decay,
             },
-            OptimizerKind::Adam | OptimizerKind::AdamW | OptimizerKind::Amsgrad => {
-                let decoupled = self.kind == OptimizerKind::AdamW;
+            OptimizerKind::Adam | OptimizerKind::AdamW | OptimizerKind::Amsgrad | OptimizerKind::Amsgradw => {
+                let decoupled = matches!(self.kind, OptimizerKind::AdamW | OptimizerKind::Amsgradw);
                 Rule::Adam {
                     betas: self.betas.unwrap_or([0.9, 0.999]),
                     eps: self.eps.unwrap_or(1e-8),
+                    eps_root: self.eps_root.unwrap_or(0.0),
+                    eps_before_correction: self.eps_before_correction.unwrap_or(false),
                     weight_decay: self.weight_decay.unwrap_or(if decoupled { 1e-2 } else { 0.0 }),
                     decoupled,
-                    amsgrad: self.kind == OptimizerKind::Amsgrad,
+                    amsgrad: matches!(self.kind, OptimizerKind::Amsgrad | OptimizerKind::Amsgradw),
                 }
             }
             OptimizerKind::Adagrad => Rule::Adagrad {
@@ -296,6 +328,7 @@ impl OptimizerSpec {
             OptimizerKind::Rmsprop => Rule::Rmsprop {
                 alpha: self.alpha.unwrap_or(0.99),
                 eps: self.eps.unwrap_or(1e-8),
+                eps_root: self.eps_root.unwrap_or(0.0),
                 weight_decay,
                 momentum: self.momentum.unwrap_or(0.0),
                 centered: self.centered.unwrap_or(false),
@@ -320,13 +353,14 @@ impl OptimizerSpec {
 
 impl OptimizerKind {
     /// All kinds, in the order of the documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Sgd,
         Self::Momentum,
         Self::Nesterov,
         Self::Adam,
         Self::AdamW,
         Self::Amsgrad,
+        Self::Amsgradw,
         Self::Adagrad,
         Self::Rmsprop,
         Self::Adadelta,
@@ -342,9 +376,13 @@ impl OptimizerKind {
             Self::Momentum => &["momentum", "dampening", "weight_decay", "clip_norm"],
             // PyTorch: "Nesterov momentum requires a momentum and zero dampening".
             Self::Nesterov => &["momentum", "weight_decay", "clip_norm"],
-            Self::Adam | Self::AdamW | Self::Amsgrad => &["betas", "eps", "weight_decay", "clip_norm"],
+            Self::Adam | Self::AdamW | Self::Amsgrad | Self::Amsgradw => {
+                &["betas", "eps", "eps_root", "eps_before_correction", "weight_decay", "clip_norm"]
+            }
             Self::Adagrad => &["lr_decay", "eps", "weight_decay", "initial_accumulator_value", "clip_norm"],
-            Self::Rmsprop => &["alpha", "eps", "weight_decay", "momentum", "centered", "clip_norm"],
+            Self::Rmsprop => {
+                &["alpha", "eps", "eps_root", "weight_decay", "momentum", "centered", "clip_norm"]
+            }
             Self::Adadelta => &["rho", "eps", "weight_decay", "clip_norm"],
             Self::Ftrl => &["beta", "l1", "l2", "initial_accumulator_value", "clip_norm"],
             // The weights' norms decide the length of a lamb step, so `clip_norm` would have no
@@ -364,6 +402,7 @@ impl fmt::Display for OptimizerKind {
             Self::Adam => "adam",
             Self::AdamW => "adamw",
             Self::Amsgrad => "amsgrad",
+            Self::Amsgradw => "amsgradw",
             Self::Adagrad => "adagrad",
             Self::Rmsprop => "rmsprop",
             Self::Adadelta => "adadelta",

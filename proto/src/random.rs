@@ -6,6 +6,8 @@
 //! output function is a bijection with good avalanche. The hash of a stream's key is its starting
 //! state, which separates the streams.
 
+use crate::ids::MicrobatchId;
+
 /// A deterministic stream of random numbers for one purpose.
 ///
 /// ```
@@ -55,6 +57,11 @@ impl Keyed {
         let v = self.next_f64();
         ((-2.0 * libm::log(u)).sqrt() * libm::cos(std::f64::consts::TAU * v)) as f32
     }
+}
+
+/// Returns the key of every random number in a microbatch of a job with `seed`, such as dropout.
+pub fn microbatch_key(seed: u64, microbatch: MicrobatchId) -> u64 {
+    key(seed, "dropout", microbatch.get())
 }
 
 /// Returns the 64-bit key of (seed, purpose, position). It also seeds a library's own generator for

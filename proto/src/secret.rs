@@ -101,6 +101,7 @@ mod tests {
         let value = "hunter2-and-more";
         let reply = pb::BundleReply {
             part: Some(pb::bundle_reply::Part::Secrets(pb::Secrets { secrets: vec![secret("KEY", value)] })),
+            ..Default::default()
         };
         let shown = format!("{reply:?}");
         assert!(shown.contains("KEY") && !shown.contains(value), "{shown}");

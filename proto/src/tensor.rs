@@ -39,6 +39,11 @@ impl TensorSpec {
         Self { name: name.into(), shape: shape.into(), role: TensorRole::Counter }
     }
 
+    /// Describes a register: the maximum of what it was and of the M values.
+    pub fn register(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into(), role: TensorRole::Register }
+    }
+
     /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         self.role.dtype()

@@ -52,7 +52,7 @@ impl WireType {
     pub const fn of(self, role: TensorRole) -> Self {
         match role {
             TensorRole::Parameter => self,
-            TensorRole::State | TensorRole::Counter => Self::F32,
+            TensorRole::State | TensorRole::Counter | TensorRole::Register => Self::F32,
         }
     }
 
@@ -82,8 +82,8 @@ mod tests {
     fn only_parameters_are_rounded() {
         assert_eq!(WireType::F16.of(TensorRole::Parameter), WireType::F16);
         assert_eq!(
-            [TensorRole::State, TensorRole::Counter].map(|role| WireType::F16.of(role)),
-            [WireType::F32; 2]
+            [TensorRole::State, TensorRole::Counter, TensorRole::Register].map(|role| WireType::F16.of(role)),
+            [WireType::F32; 3]
         );
     }
 }

@@ -201,6 +201,11 @@ impl Slots {
                 next.mean_of(sum.values(), step.microbatches.into());
             }
             TensorRole::Counter => next.write(total.into_sum(DType::I64, step.pool).values()),
+            TensorRole::Register => {
+                // Microbatches of this step may have seen an older version than `weights`.
+                next.write(total.into_sum(DType::I64, step.pool).values());
+                next.merge(Operand::Stored(weights), Merge::Max);
+            }
         }
     }
 }
@@ -352,6 +357,23 @@ mod tests {
             &mut next,
         );
         assert_eq!(*next.bytes(), largest);
+    }
+
+    #[test]
+    fn a_register_keeps_what_a_step_wrote_that_the_microbatches_have_not_seen() {
+        let pool = Pool::new(1 << 20, None);
+        let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 10).unwrap();
+        let step = Advance { update: optimizer.prepare(0, 0.5), microbatches: 2, pool: &pool };
+        let integers = |values: [i64; 3]| Bytes::copy_from_slice(bytemuck::bytes_of(&values));
+        let mut before = pool.take(Use::Sum, DType::I64, 3);
+        before.write(Operand::Payload(&integers([5, 1, -4])));
+        let halves =
+            || Total::Halves(Sum::Received(integers([2, 3, -7])), Sum::Received(integers([4, 0, -9])));
+        for (role, expected) in [(TensorRole::Register, [5, 3, -4]), (TensorRole::Counter, [4, 3, -7])] {
+            let mut next = pool.take(Use::Sum, DType::I64, 3);
+            Slots::new(role, 3, &optimizer, &pool).advance(&step, &before, halves(), &mut next);
+            assert_eq!(*next.bytes(), integers(expected), "{role:?}");
+        }
     }
 
     #[test]

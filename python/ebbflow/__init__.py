@@ -15,6 +15,7 @@ from ebbflow.client import Client, Job, Watch
 from ebbflow.errors import Error
 from ebbflow.launcher import Launch, launch
 from ebbflow.local import run
+from ebbflow.records import seed_microbatch
 from ebbflow.result import Metrics, Result
 from ebbflow.session import Batch, Epoch, Session, join
 from ebbflow.status import Event, Status
@@ -39,4 +40,5 @@ __all__ = [
     "join",
     "launch",
     "run",
+    "seed_microbatch",
 ]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ebbflow.session import Batch, Session
-
-# Names of means over records, under which a job has metrics.
-_MEANS = re.compile(r"accuracy|log_loss|mae|mse|top([1-9]\d{0,2}|1000)")
 
 _METHODS = ("log_train_metrics", "log_test_metrics", "on_train_begin", "on_train_end")
 
@@ -64,16 +60,6 @@ def batches(batch_size: int, engines: int | None, effective: int | None) -> tupl
             stacklevel=3,
         )
     return max(engines or 1, parts), rounded
-
-
-def aliases(names: Sequence[str]) -> dict[str, str]:
-    """Return the names of metrics in the job's events, where they are others.
-
-    The events of a job have a fixed set of names. A metric of another name travels as a top-k
-    accuracy of a k that nobody measures, from ``top1000`` down, which is a mean over records too.
-    """
-    free = (name for name in (f"top{k}" for k in range(1000, 0, -1)) if name not in names)
-    return {name: next(free) for name in names if not _MEANS.fullmatch(name)}
 
 
 def is_keras(model: Any) -> bool:

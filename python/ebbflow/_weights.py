@@ -95,6 +95,31 @@ def of_torch(tensor: Any) -> tuple[str, tuple[int, ...], memoryview]:
     return kind, tuple(tensor.shape), memoryview(flat.view(torch.uint8).numpy())
 
 
+def of_numpy(array: Any) -> tuple[str, tuple[int, ...], memoryview]:
+    """Return type, shape and bytes of what NumPy takes for an array.
+
+    Raises:
+        OutputError: The file has no such type.
+    """
+    import numpy as np
+
+    values = np.asarray(array)
+    # NumPy lacks bf16, in whose place to_numpy has its bits.
+    kinds = {numpy: kind for kind, (numpy, _, _) in _TYPES.items() if kind != "BF16"}
+    kind = kinds.get(values.dtype.name)
+    if kind is None:
+        raise OutputError(f"safetensors has no type for {values.dtype}; it has {', '.join(kinds)}")
+    little = values.astype(values.dtype.newbyteorder("<"))
+    return kind, values.shape, memoryview(little.tobytes())
+
+
+def texts(content: bytes) -> dict[str, str]:
+    """Return the texts in the header of a safetensors file that this module wrote."""
+    length = int.from_bytes(content[:8], "little")
+    found: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+    return found
+
+
 def to_bytes(
     tensors: Mapping[str, tuple[str, tuple[int, ...], memoryview]], about: Mapping[str, str]
 ) -> bytes:

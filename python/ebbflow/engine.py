@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ebbflow._device import CPU, name_on_host
+from ebbflow.errors import WrittenError
 from ebbflow.numerics import numerics
 from ebbflow.optimizers import optimizer_settings
 from ebbflow.records import Records, seed_all
@@ -56,6 +57,9 @@ class Engine(ABC):
         """Return what a loop draws random numbers with, beside what :meth:`seed` seeds."""
         return None
 
+    def begin(self) -> None:  # noqa: B027
+        """Watch what the loop does, from the beginning of the session on."""
+
     def close(self) -> None:  # noqa: B027
         """Leave the model to its user, at the end of the session."""
 
@@ -71,13 +75,16 @@ class Torch(Engine):
         self.tensors = Tensors(model, state)
         self.compiled = self.tensors.compiled
         self._model = model
+        self._optimizer: Any = None
+        self._hook: Any = None
 
     def records(self, data: Any, what: str, seed: int) -> Records:
         return Records(data, what, seed)
 
     def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
         self._check(optimizer)
-        return optimizer_settings(optimizer)
+        self._optimizer = optimizer
+        return optimizer_settings(optimizer, self.tensors.names())
 
     def use_threads(self, threads: int) -> int:
         import torch
@@ -108,8 +115,14 @@ class Torch(Engine):
     def seed(self, seed: int, *position: int) -> None:
         seed_all(seed, *position)
 
+    def begin(self) -> None:
+        self.tensors.watch()
+        self._hook = self._optimizer.register_step_pre_hook(_refuse)
+
     def close(self) -> None:
         self.tensors.close()
+        if self._hook is not None:
+            self._hook.remove()
 
     @contextlib.contextmanager
     def measuring(self) -> Iterator[None]:
@@ -148,3 +161,10 @@ class Torch(Engine):
                 f"optimizer: {len(given - known)} of its parameters are not the model's; give it "
                 "model.parameters()"
             )
+
+
+def _refuse(optimizer: Any, _arguments: Any, _options: Any) -> None:
+    raise WrittenError(
+        f"the loop called step() of {type(optimizer).__name__}, which join got, and only the job "
+        "applies updates: remove optimizer.step(); job.step(loss) stands for it"
+    )

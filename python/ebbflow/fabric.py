@@ -21,7 +21,6 @@ from typing import Any
 
 from ebbflow._fabric import (
     Part,
-    aliases,
     batches,
     check_function,
     checked_logger,
@@ -33,6 +32,7 @@ from ebbflow._fabric import (
     whole,
 )
 from ebbflow._fabric_torch import TorchPart
+from ebbflow._measured import Given
 from ebbflow.callbacks import Callback
 from ebbflow.keras._fabric import KerasPart
 from ebbflow.session import Batch, Session
@@ -221,7 +221,7 @@ class FabricModel:
                 ", ".join(metrics),
             )
         told = _Told(epoch_number, validation_freq)
-        driver = _Driver(self._driver, metrics, told, len(train), batch_size, effective)
+        driver = _Driver(self._driver, told, len(train), batch_size, effective)
         checkpoints = os.environ.get("EBBFLOW_CHECKPOINTS") if checkpoint_freq > 0 else None
         with self._part.join(
             batch_size,
@@ -264,7 +264,7 @@ class _Loop:
         metrics: Sequence[str],
     ) -> None:
         self._part = part
-        self._aliases = aliases(metrics)
+        self._metrics = {name: Given(name) for name in metrics}
         self._logger = logger
         self._job = job
         self._told = told
@@ -279,7 +279,7 @@ class _Loop:
                 self._trained += 1
                 workers = self._job.workers
                 self._logger.log_train_metrics(values, self._trained, epoch.number, workers)
-            self._job.evaluate(self._test)
+            self._job.evaluate(self._test, self._metrics)
         self._logger.on_train_end()
 
     def _test(self, batch: Batch) -> dict[str, float]:
@@ -287,7 +287,7 @@ class _Loop:
         self._tested += 1
         if batch.epoch in self._told:
             self._logger.log_test_metrics(dict(values), self._tested, batch.epoch)
-        return {self._aliases.get(name, name): value for name, value in values.items()}
+        return values
 
 
 class _Driver(Callback):
@@ -296,14 +296,12 @@ class _Driver(Callback):
     def __init__(
         self,
         logger: LoggerCallback,
-        metrics: Sequence[str],
         told: _Told,
         records: int,
         batch_size: int,
         effective: int,
     ) -> None:
         self._logger = logger
-        self._names = {alias: name for name, alias in aliases(metrics).items()}
         self._told = told
         self._batches = math.ceil(records / batch_size)
         self._per_step = effective // batch_size
@@ -321,11 +319,7 @@ class _Driver(Callback):
             self._train(event)
         elif event.kind == "eval" and event["epoch"] in self._told:
             known = {"event", "sequence", "unix_ms", "epoch", "step"}
-            values = {
-                self._names.get(name, name): number(value)
-                for name, value in event.items()
-                if name not in known
-            }
+            values = {name: number(value) for name, value in event.items() if name not in known}
             self._logger.log_test_metrics(values, 0, event["epoch"])
 
     def on_end(self, summary: Mapping[str, Any]) -> None:

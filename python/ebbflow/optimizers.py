@@ -9,12 +9,16 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ebbflow.errors import UntranslatableError
 
 #: Most changes of the learning rate in one job.
 TABLE_MAX = 65_536
+
+#: Smallest ``eps`` of the ps. No float32 sum notices it.
+TINY = 2.0**-126
 
 # Settings that decide only how fast torch computes the update.
 _SPEED = {"foreach", "fused", "capturable"}
@@ -32,13 +36,25 @@ _SETTINGS = {
 }
 
 
-def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+def optimizer_settings(
+    optimizer: Any,
+    names: Mapping[int, str],
+    schedules: Sequence[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
     """Return the ``[optimizer]`` section of a job for an optimizer of ``torch.optim``.
+
+    The settings of the first parameter group are those of the job. Every other group whose settings
+    differ is one of ``groups``.
+
+    Args:
+        optimizer: The optimizer.
+        names: The name of each parameter that is trained, by its ``id``.
+        schedules: The schedule of each parameter group, see :func:`schedule_settings`.
 
     Raises:
         UntranslatableError: The type is not exactly one of ``torch.optim``'s SGD, Adam, AdamW,
-            Adagrad, RMSprop and Adadelta, it has stepped before, its parameter groups differ, or a
-            setting cannot be expressed. The message names it.
+            Adagrad, RMSprop and Adadelta, it has stepped before, its parameter groups differ in the
+            rule itself, or a setting cannot be expressed. The message names it.
     """
     import torch
 
@@ -58,37 +74,85 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         raise UntranslatableError(
             f"optimizer {name} has stepped before, and its state is not taken over; make a new one"
         )
-    group = _one_group(optimizer, name)
+    groups = _trained(optimizer, names)
+    first = groups[0]
+    settings = _group_settings(name, optimizer, first, schedules)
+    differing = []
+    for number in groups[1:]:
+        own = _group_settings(name, optimizer, number, schedules)
+        _check_one_rule(name, optimizer, (first, number), (settings, own))
+        changed = {key: value for key, value in own.items() if settings[key] != value}
+        if changed:
+            tensors = optimizer.param_groups[number]["params"]
+            listed = [names[id(tensor)] for tensor in tensors if id(tensor) in names]
+            differing.append({"tensors": listed} | changed)
+    return settings | ({"groups": differing} if differing else {})
+
+
+def _trained(optimizer: Any, names: Mapping[int, str]) -> list[int]:
+    """Return the numbers of the parameter groups that have a tensor to train."""
+    trained = [
+        number
+        for number, group in enumerate(optimizer.param_groups)
+        if any(id(tensor) in names for tensor in group["params"])
+    ]
+    return trained or [0]
+
+
+def _group_settings(
+    name: str, optimizer: Any, number: int, schedules: Sequence[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """Return the settings of one parameter group, as those of a whole job."""
+    group = optimizer.param_groups[number]
+    place = f"optimizer {name}" + (
+        f", parameter group {number}" if len(optimizer.param_groups) > 1 else ""
+    )
     for setting, value in group.items():
         if setting in _SETTINGS[name] | _SPEED | _SCHEDULERS | {"params", "param_names"}:
             continue
         if value not in (False, None):
             raise UntranslatableError(
-                f"optimizer {name}: the ps have no setting {setting} = {value!r}; remove it"
+                f"{place}: the ps have no setting {setting} = {value!r}; remove it"
             )
-    rate = float(group.get("initial_lr", group["lr"]))
+    rate = _base_rate(group)
     if not rate > 0:
         raise UntranslatableError(
-            f"optimizer {name}: lr = {rate}, and a job needs a learning rate above 0"
+            f"{place}: lr = {rate}, and a job needs a learning rate above 0; freeze parameters "
+            "with requires_grad_(False)"
         )
     settings: dict[str, Any] = {"learning_rate": rate}
-    settings |= _rule(name, group)
-    return settings
+    if schedules is not None:
+        settings["schedule"] = schedules[number]
+    return settings | _rule(name, group)
 
 
-def _one_group(optimizer: Any, name: str) -> dict[str, Any]:
-    first, *others = optimizer.param_groups
-    for number, other in enumerate(others, start=1):
-        for setting in first:
-            if setting in {"params", "param_names"}:
-                continue
-            if other.get(setting) != first[setting]:
-                raise UntranslatableError(
-                    f"optimizer {name}: parameter groups 0 and {number} have different {setting} "
-                    f"({first[setting]!r} and {other.get(setting)!r}), and the ps have one setting "
-                    "for all tensors; give all groups the same"
-                )
-    return dict(first)
+def _base_rate(group: dict[str, Any]) -> float:
+    """Return the rate of a parameter group before the factor of a scheduler."""
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def _check_one_rule(
+    name: str,
+    optimizer: Any,
+    numbers: tuple[int, int],
+    settings: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    """Check that two parameter groups have one rule with the same state beside each parameter."""
+    one, other = settings
+    same = all(one.get(key) == other.get(key) for key in ("kind", "centered"))
+    if same and one.keys() == other.keys():
+        return
+    groups = [optimizer.param_groups[number] for number in numbers]
+    found = next(
+        setting
+        for setting in ("amsgrad", "decoupled_weight_decay", "nesterov", "centered", "momentum")
+        if groups[0].get(setting) != groups[1].get(setting)
+    )
+    values = " and ".join(repr(group.get(found)) for group in groups)
+    raise UntranslatableError(
+        f"optimizer {name}: parameter groups {numbers[0]} and {numbers[1]} have different {found} "
+        f"({values}), and the ps have one rule for all tensors; give both groups the same"
+    )
 
 
 def _rule(name: str, group: dict[str, Any]) -> dict[str, Any]:
@@ -106,12 +170,7 @@ def _rule(name: str, group: dict[str, Any]) -> dict[str, Any]:
     rule = {"eps": eps, "weight_decay": decay}
     if name in {"Adam", "AdamW"}:
         decoupled = name == "AdamW" or bool(group.get("decoupled_weight_decay"))
-        if decoupled and group["amsgrad"]:
-            raise UntranslatableError(
-                f"optimizer {name}: amsgrad = True with decoupled weight decay is no rule of the "
-                "ps; use torch.optim.Adam(amsgrad=True), or remove amsgrad"
-            )
-        kind = "adamw" if decoupled else "amsgrad" if group["amsgrad"] else "adam"
+        kind = ("amsgrad" if group["amsgrad"] else "adam") + ("w" if decoupled else "")
         return rule | {"kind": kind, "betas": [float(beta) for beta in group["betas"]]}
     if name == "Adagrad":
         initial = float(group["initial_accumulator_value"])
@@ -125,8 +184,10 @@ def _rule(name: str, group: dict[str, Any]) -> dict[str, Any]:
     return rule | {"kind": "adadelta", "rho": float(group["rho"])}
 
 
-def schedule_settings(scheduler: Any, optimizer: Any, steps: int, every: int) -> dict[str, Any]:
-    """Return the ``schedule`` of a job of ``steps`` steps: a table of the scheduler's rates.
+def schedule_settings(
+    scheduler: Any, optimizer: Any, steps: int, every: int
+) -> list[dict[str, Any]]:
+    """Return the ``schedule`` of each parameter group in a job of ``steps`` steps: a table.
 
     The scheduler is stepped after each ``every`` steps of the job, and is left as it was.
 
@@ -147,11 +208,10 @@ def schedule_settings(scheduler: Any, optimizer: Any, steps: int, every: int) ->
     if scheduler.optimizer is not optimizer:
         raise UntranslatableError(f"scheduler {name} belongs to another optimizer; give its own")
     changes = math.ceil(steps / every)
-    group = optimizer.param_groups[0]
-    base = float(group.get("initial_lr", group["lr"]))
+    groups = optimizer.param_groups
     kept_scheduler = copy.deepcopy(scheduler.state_dict())
-    kept_groups = [_settings_of(group) for group in optimizer.param_groups]
-    table: list[tuple[int, float]] = []
+    kept_groups = [_settings_of(group) for group in groups]
+    tables: list[list[tuple[int, float]]] = [[] for _ in groups]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -159,21 +219,24 @@ def schedule_settings(scheduler: Any, optimizer: Any, steps: int, every: int) ->
                 if change > 0:
                     scheduler.step()
                 _check_groups(optimizer, kept_groups, name)
-                factor = float(group["lr"]) / base
-                if not table or table[-1][1] != factor:
-                    table.append((change * every, factor))
-                if len(table) > TABLE_MAX:
+                for group, table in zip(groups, tables, strict=True):
+                    base = _base_rate(group)
+                    factor = float(group["lr"]) / base if base else 0.0
+                    if not table or table[-1][1] != factor:
+                        table.append((change * every, factor))
+                if max(map(len, tables)) > TABLE_MAX:
                     raise UntranslatableError(
                         f"scheduler {name} changes the rate more than {TABLE_MAX} times; step it "
                         'once an epoch (scheduler_every="epoch")'
                     )
     finally:
         scheduler.load_state_dict(kept_scheduler)
-        for group, kept in zip(optimizer.param_groups, kept_groups, strict=True):
+        for group, kept in zip(groups, kept_groups, strict=True):
             group.update(kept)
-    if table == [(0, 1.0)]:
-        return {"kind": "constant"}
-    return {"kind": "table", "table": table}
+    return [
+        {"kind": "constant"} if table == [(0, 1.0)] else {"kind": "table", "table": table}
+        for table in tables
+    ]
 
 
 def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -181,12 +244,6 @@ def _settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_groups(optimizer: Any, kept: list[dict[str, Any]], name: str) -> None:
-    rates = {float(group["lr"]) for group in optimizer.param_groups}
-    if len(rates) > 1:
-        raise UntranslatableError(
-            f"scheduler {name} gives parameter groups different rates ({sorted(rates)}), and "
-            "the ps have one for all tensors"
-        )
     for group, before in zip(optimizer.param_groups, kept, strict=True):
         for setting, value in before.items():
             if setting not in {"lr", *_SCHEDULERS} and group[setting] != value:

@@ -7,12 +7,14 @@ record are keyed by (seed, epoch, record), in whichever process it is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ebbflow import _native
 from ebbflow.errors import RecordError
 
 #: Stands for the epoch of records that are only measured, so that they are the same each time.
@@ -42,6 +44,19 @@ def seed_all(seed: int, *position: int) -> None:
     torch.default_generator.manual_seed(key >> 1)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(key >> 1)
+
+
+def seed_microbatch(seed: int, microbatch: int) -> None:
+    """Seed torch, NumPy and ``random`` as a job with ``seed`` does before one of its batches.
+
+    So a loop without a job draws the numbers of a job, such as the masks of dropout.
+
+    Args:
+        seed: The argument ``seed`` of :func:`ebbflow.join`.
+        microbatch: Number of the batch in the job, from 0, over all epochs: ``batch.microbatch``.
+            Each epoch has ``ceil(records / micro)`` of them.
+    """
+    seed_all(_native.microbatch_key(seed, microbatch))
 
 
 class _Keyed:
@@ -150,7 +165,9 @@ class Records:
                 set's own error as its cause or, from a worker of the loader, in its text.
         """
         if self._rows is not None:
-            return self._rows(records)
+            # The loader names the record whose error this is.
+            with contextlib.suppress(Exception):
+                return self._rows(records)
         self._feed.waiting.append([(epoch, record) for record in records])
         if self._iterator is None:
             self._iterator = iter(self._loader)

@@ -17,10 +17,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ebbflow import _native
 from ebbflow._device import check_kind
+from ebbflow._leaving import Leaving
+from ebbflow._measured import KNOWN, Sums, metrics_of, parts
 from ebbflow._memory import keep_free_memory
 from ebbflow._reach import agent_of, full, secrets
 from ebbflow._redaction import redacted
@@ -28,8 +30,9 @@ from ebbflow._vote import Alone, Elected
 from ebbflow.callbacks import Callback, Caller
 from ebbflow.engine import Engine, Torch
 from ebbflow.errors import SessionError, SessionFailedError
-from ebbflow.optimizers import schedule_settings
+from ebbflow.optimizers import optimizer_settings, schedule_settings
 from ebbflow.records import EVALUATION
+from ebbflow.state import State, described, room
 from ebbflow.status import Event
 from ebbflow.tensors import parsed
 
@@ -43,6 +46,8 @@ _JOINED: set[str] = set()
 
 _MODES = ("sync", "pipelined", "bounded", "async")
 
+_Self = TypeVar("_Self", bound="Session")
+
 
 class Batch:
     """Records that are leased to this process, collated.
@@ -54,6 +59,7 @@ class Batch:
         records: Numbers of the records in the data set, in the order of the batch.
         epoch: Epoch of the batch, from 0.
         step: Step of the job to which the batch belongs, from 0. 0 in an evaluation.
+        microbatch: Number of the batch in the job, from 0, over all epochs. 0 in an evaluation.
     """
 
     def __init__(
@@ -63,11 +69,13 @@ class Batch:
         epoch: int,
         step: int,
         key: Callable[[], Any] = lambda: None,
+        microbatch: int = 0,
     ) -> None:
         self.data = data
         self.records = records
         self.epoch = epoch
         self.step = step
+        self.microbatch = microbatch
         self._key = key
 
     @property
@@ -138,9 +146,13 @@ class Session:
         seed: int,
         threads: int,
         caller: Caller | None = None,
+        state: State | None = None,
+        leaving: str = "this process leaves the job",
     ) -> None:
         self._session = session
         self._process = os.getpid()
+        self._state = state
+        self._leaving = Leaving(self._leave, leaving)
         self._caller = caller
         self._threads = threads
         self._engine = engine
@@ -149,13 +161,17 @@ class Session:
         self._evaluation = evaluation
         self._seed = seed
         self._epoch: int | None = None
-        # The request that the loop works on, and the one that waits for the loop.
+        # The request that the loop works on, the one that waits for the loop, and the newest one.
         self._current: Any = None
         self._pending: Any = None
-        self._measured: dict[int, dict[str, float]] = {}
+        self._newest: Any = None
+        self._measured: dict[int, dict[str, Any]] = {}
+        # Metrics of the loop's own, and the sums of those that it has not named yet, by epoch.
+        self._metrics: dict[str, Sums] = {}
+        self._unknown: dict[int, dict[str, Sequence[float]]] = {}
         self.elected = False
-        self.metrics: dict[str, float] = {}
-        self.history: list[dict[str, float]] = []
+        self.metrics: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.workers = 1
 
@@ -164,7 +180,20 @@ class Session:
         """SHA-256 of the final weights as ``model.safetensors``; ``None`` before the end."""
         return None if self.summary is None else self.summary["model_sha256"]
 
-    def __enter__(self) -> Session:
+    @property
+    def state(self) -> State:
+        """Values of the loop's own, at the version of the batch, and at last those of the end.
+
+        Raises:
+            SessionError: ``join`` got no ``state_bytes``.
+        """
+        if self._state is None:
+            raise SessionError("job.state has no room; give join the bytes, as in state_bytes=4096")
+        return self._state
+
+    def __enter__(self: _Self) -> _Self:
+        self._engine.begin()
+        self._leaving.begin()
         return self
 
     def __exit__(
@@ -176,21 +205,18 @@ class Session:
         if os.getpid() != self._process:
             # A fork has none of the threads, and the job is its parent's.
             return
-        if self._current is not None:
-            reason = "the loop ended before job.step(loss)"
-            if error is not None:
-                reason = "".join(traceback.format_exception(kind, error, trace)).strip()
-            self._current.fail(redacted(reason))
-            self._current = None
-        self._pending = None
-        if self._caller is not None:
-            self._caller.close()
-        self._session.stop()
-        self._engine.close()
-        self._train.close()
-        self._engine.use_threads(self._threads)
-        if self._evaluation is not None:
-            self._evaluation.close()
+        with self._leaving.ending():
+            if self._current is not None:
+                self._refuse(self._current, error or "the loop ended before job.step(loss)")
+            self._current = self._pending = self._newest = None
+            if self._caller is not None:
+                self._caller.close()
+            self._session.stop()
+            self._engine.close()
+            self._train.close()
+            self._engine.use_threads(self._threads)
+            if self._evaluation is not None:
+                self._evaluation.close()
 
     def epochs(self) -> Iterator[Epoch]:
         """Return the epochs in which this process takes part.
@@ -274,18 +300,25 @@ class Session:
             )
         self._tensors.check()
         self._tensors.collect(request)
-        self._current = None
-        request.answer(loss)
+        self._hand_over(request, loss)
         return loss
 
-    def evaluate(self, function: Callable[[Batch], Mapping[str, float]]) -> dict[str, float]:
+    def evaluate(
+        self,
+        function: Callable[[Batch], Mapping[str, Any]],
+        metrics: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
         """Measure the model on ``eval_data`` at the end of an epoch, together with other processes.
 
         Args:
             function: Returns the means of its metrics over a batch, by name: ``loss`` and any of
                 ``accuracy``, ``top5`` (or another k), ``log_loss``, ``perplexity`` (the mean
-                negative log likelihood), ``mae``, ``mse`` and ``rmse`` (the mean square). It is
-                called without gradients, and with the model in evaluation mode.
+                negative log likelihood), ``mae``, ``mse`` and ``rmse`` (the mean square), or other
+                names. With ``metrics`` it also returns ``outputs``, and ``labels`` if they are not
+                ``batch.y``. It is called without gradients, and with the model in evaluation mode.
+            metrics: Metrics by name, the same ones in every process: functions of outputs and
+                labels, which return the mean over the batch or a sum and its count; metrics of
+                torchmetrics whose states are sums; metrics of Keras whose variables are.
 
         Returns:
             The metrics over all records, the same ones in every process. Empty if the job went
@@ -293,6 +326,7 @@ class Session:
 
         Raises:
             SessionError: The job has no ``eval_data``, or no epoch has begun.
+            TypeError: A metric is of a kind that does not add up over processes.
             SessionFailedError: The job has failed or was cancelled.
         """
         if self._evaluation is None:
@@ -300,6 +334,7 @@ class Session:
         epoch = self._epoch
         if epoch is None:
             raise SessionError("job.evaluate belongs after an epoch of job.epochs()")
+        self._name(metrics_of(metrics))
         held: Any = None
         while epoch not in self._measured:
             message = self._wait() if held is None else self._receive()
@@ -317,6 +352,13 @@ class Session:
             raise SessionError(f"the job ended without an evaluation of epoch {epoch}")
         return self._measured[epoch]
 
+    def _hand_over(self, request: Any, loss: float) -> None:
+        """Answer a request whose gradients are written."""
+        if self._state is not None:
+            self._state.commit(request)
+        self._current = None
+        request.answer(loss)
+
     def _batches(self, epoch: int) -> Iterator[Batch]:
         while True:
             message = self._wait()
@@ -332,30 +374,56 @@ class Session:
             try:
                 data = self._train.load(epoch, records)
                 self._tensors.bind(message)
-            except BaseException:
+                if self._state is not None:
+                    self._state.bind(message, trains=True)
+            except BaseException as error:
                 self._current = None
-                message.fail(redacted(traceback.format_exc().strip()))
+                self._refuse(message, error)
                 raise
             self._engine.seed(message.key)
             key = functools.partial(self._engine.key, message.key)
-            yield Batch(data, records, epoch, message.step, key)
+            yield Batch(data, records, epoch, message.step, key, message.microbatch)
 
-    def _answer(self, request: Any, function: Callable[[Batch], Mapping[str, float]]) -> None:
+    def _answer(self, request: Any, function: Callable[[Batch], Mapping[str, Any]]) -> None:
         records = request.records
         try:
             data = self._evaluation.load(EVALUATION, records)
             self._tensors.bind(request)
+            if self._state is not None:
+                self._state.bind(request, trains=False)
             self._engine.seed(self._seed, EVALUATION, records[0])
             with self._engine.measuring():
-                measured = function(Batch(data, records, request.epoch, 0))
-            means = _means(measured)
-            loss = means.pop("loss")
-            count = len(records)
-            metrics = [(name, value * count, count) for name, value in means.items()]
-            request.answer(loss * count, metrics)
-        except BaseException:
-            request.fail(redacted(traceback.format_exc().strip()))
+                batch = Batch(data, records, request.epoch, 0)
+                found = parts(_checked(function(batch)), batch, self._metrics)
+                count = len(records)
+                sums = [
+                    (name, metric.of(found, count), metric.is_mean)
+                    for name, metric in self._metrics.items()
+                ]
+            means = [
+                (name, float(value) * count, count)
+                for name, value in found.items()
+                if name not in {"loss", "outputs", "labels", *self._metrics}
+            ]
+            request.answer(float(found["loss"]) * count, means, sums)
+        except BaseException as error:
+            self._refuse(request, error)
             raise
+
+    def _leave(self) -> None:
+        """Hand back what this process has of the job, without waiting."""
+        if self._newest is not None:
+            self._newest.leave()
+        self._session.leave()
+
+    def _refuse(self, request: Any, why: BaseException | str) -> None:
+        """Say why the loop has no answer. Whoever leaves the job hands the request back instead."""
+        if self._leaving.told or isinstance(why, KeyboardInterrupt):
+            request.leave()
+            return
+        if isinstance(why, BaseException):
+            why = "".join(traceback.format_exception(why)).strip()
+        request.fail(redacted(why))
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -363,6 +431,7 @@ class Session:
                 f"process {os.getpid()} was forked from process {self._process}, which joined the "
                 "job, and has no part in it; call ebbflow.join in the process that trains"
             )
+        self._leaving.check()
 
     def _wait(self) -> Any:
         """Return the request that waits, or what comes next."""
@@ -386,18 +455,20 @@ class Session:
                 return "ended"
             message = self._session.next()
             if not isinstance(message, tuple):
+                self._newest = message
                 return message
             kind, *facts = message
             if kind == "broken":
                 raise SessionFailedError(facts[0])
             if kind == "ended":
-                self._end(json.loads(facts[0]), facts[1], facts[2])
+                self._end(json.loads(facts[0]), *facts[1:])
                 return "ended"
             event = json.loads(facts[0])
+            unknown = self._evaluated(event, dict(facts[1]))
             if self._caller is not None:
                 self._caller.event(Event(event))
             if event["event"] == "eval":
-                return self._note(event)
+                return self._note(event, unknown)
             if event["event"] == "train":
                 self.workers = int(event["workers"])
             if event["event"] == "rewind":
@@ -405,15 +476,31 @@ class Session:
             elif event["event"] == "warning":
                 _LOG.warning("%s", event["message"])
 
-    def _note(self, event: dict[str, Any]) -> tuple[str, int]:
-        known = {"event", "sequence", "unix_ms"}
-        measured = {name: value for name, value in event.items() if name not in known}
+    def _evaluated(
+        self, row: dict[str, Any], sums: dict[str, Sequence[float]]
+    ) -> dict[str, Sequence[float]]:
+        """Add the values of sums to a row. Returns the sums whose metric is not known yet."""
+        for name, metric in self._metrics.items():
+            if name in sums:
+                row[name] = metric.value(sums.pop(name))
+        return sums
+
+    def _name(self, metrics: dict[str, Sums]) -> None:
+        """Learn which metrics the loop has, and what they were in epochs before."""
+        self._metrics = metrics
+        for row in self.history:
+            epoch = row["epoch"]
+            self._unknown[epoch] = self._evaluated(row, self._unknown.pop(epoch, {}))
+            self._measured[epoch] = _metrics_in(row)
+
+    def _note(self, event: dict[str, Any], unknown: dict[str, Sequence[float]]) -> tuple[str, int]:
+        told = {"event", "sequence", "unix_ms"}
+        measured = {name: value for name, value in event.items() if name not in told}
         epoch = int(event["epoch"])
         self.history = [before for before in self.history if before["epoch"] != epoch]
         self.history.append(measured)
-        self._measured[epoch] = {
-            name: value for name, value in measured.items() if name not in {"epoch", "step"}
-        }
+        self._unknown[epoch] = unknown
+        self._measured[epoch] = _metrics_in(measured)
         return ("measured", epoch)
 
     def _forget(self, version: int) -> None:
@@ -421,12 +508,21 @@ class Session:
         kept = {int(before["epoch"]) for before in self.history}
         self._measured = {epoch: self._measured[epoch] for epoch in kept}
 
-    def _end(self, summary: dict[str, Any], weights: bytes | None, exported: bool) -> None:
+    def _end(
+        self,
+        summary: dict[str, Any],
+        weights: bytes | None,
+        exported: bool,
+        state: bytes | None,
+    ) -> None:
         self.summary = summary
-        self.metrics = dict(summary["final"])
+        last = _metrics_in(self.history[-1]) if self.history else {}
+        self.metrics = last | summary["final"]
         trained = weights if summary["status"] == "succeeded" else None
         if trained is not None:
             self._tensors.load(parsed(trained))
+            if self._state is not None:
+                self._state.end(state)
             self.elected = exported
         if self._caller is not None:
             self._caller.end(summary)
@@ -451,6 +547,7 @@ def join(
     delay: int | None = None,
     shuffle: bool | None = None,
     state: Sequence[str] = (),
+    state_bytes: int = 0,
     threads: int = 1,
     workers: int | None = None,
     fleet_device: str | None = None,
@@ -493,6 +590,8 @@ def join(
             keeps the order of the data set.
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
+        state_bytes: Room for ``job.state`` in bytes, at most 16 MiB. Each pull and push carries
+            twice as many. Default: none.
         threads: Threads of torch for the loop. Another number gives other bits.
         workers: Most processes that take part at a time. Further ones stand by. Default: 64.
         fleet_device: Kind of device that processes compute on, ``"cuda"`` or ``"cpu"``. Others
@@ -532,6 +631,7 @@ def join(
         raise ValueError(f"mode = {mode!r}: expected one of {', '.join(_MODES)}")
     if not isinstance(model, Engine) and importlib.util.find_spec("torch") is None:
         raise ModuleNotFoundError("ebbflow.join needs PyTorch: pip install 'ebbflow[torch]'")
+    state_bytes = room(state_bytes)
     if name is None:
         name = os.environ.get("EBBFLOW_JOB") or "script"
     engine = model if isinstance(model, Engine) else Torch(model, state)
@@ -550,7 +650,8 @@ def join(
     if scheduler is not None:
         every = 1 if scheduler_every == "step" else steps_per_epoch
         steps = steps_per_epoch * epochs
-        settings["schedule"] = schedule_settings(scheduler, optimizer, steps, every)
+        schedules = schedule_settings(scheduler, optimizer, steps, every)
+        settings |= optimizer_settings(optimizer, tensors.names(), schedules)
     order = getattr(train, "order", {"shuffle": "records"})
     data: dict[str, Any] = {
         "format": "index",
@@ -604,12 +705,14 @@ def join(
     if engine.compiled:
         # Compiled code rounds differently, so one job has it in all processes or in none.
         spec["model"]["options"]["compiled"] = True
+    if state_bytes:
+        spec["model"]["options"]["state_bytes"] = state_bytes
     keep_free_memory()
     before = engine.use_threads(threads)
     try:
         session = _native.Session(
             json.dumps(spec),
-            tensors.described(),
+            tensors.described() + described(state_bytes),
             constants,
             threads,
             None if master is None else engine.numerics(threads),
@@ -630,7 +733,11 @@ def join(
     if worker is not None:
         _JOINED.add(name)
     kind = engine.session or Session
-    return kind(session, engine, train, evaluation, seed, before, caller)
+    kept = State(state_bytes) if state_bytes else None
+    leaving = f"this process leaves the job `{name}` and hands its records back"
+    if master is None:
+        leaving = f"the job `{name}` ends with this process"
+    return kind(session, engine, train, evaluation, seed, before, caller, kept, leaving)
 
 
 def _files(records: Any) -> list[str]:
@@ -644,13 +751,20 @@ def _place(checkpoints: str | os.PathLike[str]) -> str:
     return place if "://" in place else str(Path(place).absolute())
 
 
-def _means(measured: Any) -> dict[str, float]:
+def _metrics_in(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in KNOWN}
+
+
+def _checked(measured: Any) -> Mapping[str, Any]:
     if not isinstance(measured, Mapping) or "loss" not in measured:
         raise TypeError(
             "job.evaluate: expected a function that returns a dictionary with `loss` and other "
             f"means over the batch, found {_shown(measured)}"
         )
-    return {str(name): float(value) for name, value in measured.items()}
+    reserved = next((name for name in measured if not isinstance(name, str) or name in KNOWN), None)
+    if reserved is not None:
+        raise TypeError(f"job.evaluate: a metric needs another name than {reserved!r}")
+    return measured
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ebbflow._early import Early
+from ebbflow._gradients import Gradients
+from ebbflow._marks import Marks
 from ebbflow.errors import WrittenError
 
 #: Parameters of fewer bytes are copied, which takes no longer than not to.
@@ -105,11 +107,19 @@ class Tensors:
         self._shares = [_may_share(tensor) for _, tensor in self.parameters]
         self._own: list[Any] = [None] * len(self.parameters)
         self._early = Early([tensor for _, tensor in self.parameters])
+        self._gradients = Gradients([tensor for _, tensor in self.parameters])
         # Where the gradients of the request at hand belong, and which of them are there.
         self._outs: list[Any] = []
         self._written: set[int] = set()
         self._versions: list[int] = []
         self._constant_versions = [tensor._version for _, tensor in constants]
+        self._marks = Marks([tensor for _, tensor in parameters])
+        self._constant_marks = Marks([tensor for _, tensor in constants])
+        self._constant_marks.keep()
+
+    def names(self) -> dict[int, str]:
+        """Return the name of each parameter by its ``id``."""
+        return {id(tensor): name for name, tensor in self.parameters}
 
     def described(self) -> list[tuple[str, str, list[int], bytes]]:
         """Return name, role, shape and first values of each tensor."""
@@ -148,10 +158,12 @@ class Tensors:
         Raises:
             WrittenError: The loop wrote a tensor since the last request.
         """
-        if self._versions:
-            self.check()
         count = len(self.parameters)
         first = 0 if request.loaded != self._loaded else count
+        if self._versions:
+            # Weights that stay are compared after the batch.
+            self.check(values=first == 0)
+        self._gradients.forget()
         views = _views(request.weights()[first:])
         for at, view in zip(range(first, count), views, strict=False):
             tensor = self.parameters[at][1]
@@ -159,6 +171,8 @@ class Tensors:
         for (_, tensor), view in zip(self.states, views[count - first :], strict=True):
             # `data` has no gradient and no count of writes.
             tensor.data.copy_(view.view(tensor.shape))
+        if first == 0:
+            self._marks.keep()
         self._loaded = request.loaded
         self._versions = [tensor._version for _, tensor in self.parameters]
 
@@ -179,6 +193,7 @@ class Tensors:
         self._own = [None] * len(self.parameters)
         for name, tensor in self.parameters + self.states:
             tensor.data.copy_(torch.from_numpy(weights[name]).view(tensor.shape))
+        self._marks.keep()
         self._loaded = 0
         self._versions = [tensor._version for _, tensor in self.parameters]
 
@@ -195,26 +210,47 @@ class Tensors:
             self._own[at] = tensor.data
         tensor.data = view
 
-    def check(self) -> None:
+    def check(self, *, values: bool = True) -> None:
         """Check that the loop wrote nothing that only the job may change.
+
+        Torch counts most writes. The others, such as those through ``data``, are found by
+        :class:`Marks`: all in a small tensor, and in a large one those that change much of it.
+
+        Args:
+            values: Whether to look for writes that torch does not count.
 
         Raises:
             WrittenError: A parameter or a constant was written. The message names it.
         """
-        for (name, tensor), version in zip(self.parameters, self._versions, strict=True):
-            if tensor._version != version:
-                # The versions stay, so that whoever goes on hears it again.
-                raise WrittenError(
-                    f"the loop wrote the parameter `{name}`; only the job's optimizer may: remove "
-                    "optimizer.step() and other writes (for clipping, see clip_norm of join)"
-                )
-        counted = zip(self.constants, self._constant_versions, strict=True)
-        for (name, tensor), version in counted:
-            if tensor._version != version:
-                raise WrittenError(
-                    f"the loop wrote `{name}`, which the job takes for a constant, so nobody would "
-                    f'keep its value; pass state=["{name}"] to join if it is state of the model'
-                )
+        # What was kept stays, so that whoever goes on hears it again.
+        at = _moved(self.parameters, self._versions)
+        if at is not None:
+            name = self.parameters[at][0]
+            raise WrittenError(
+                f"the loop wrote the parameter `{name}`; only the job's optimizer may: remove "
+                "optimizer.step() and other writes (for clipping, see clip_norm of join)"
+            )
+        at = self._marks.written() if values else None
+        if at is not None:
+            name = self.parameters[at][0]
+            raise WrittenError(
+                f"the loop wrote the parameter `{name}` in a way that torch does not count, such "
+                "as through .data or an array of NumPy; only the job's optimizer may: remove the "
+                "write, and bound or mask a weight where forward uses it"
+            )
+        at = _moved(self.constants, self._constant_versions)
+        if at is None and values:
+            at = self._constant_marks.written()
+        if at is not None:
+            name = self.constants[at][0]
+            raise WrittenError(
+                f"the loop wrote `{name}`, which the job takes for a constant, so nobody would "
+                f'keep its value; pass state=["{name}"] to join if it is state of the model'
+            )
+
+    def watch(self) -> None:
+        """Begin to watch backward passes."""
+        self._gradients.watch()
 
     def backward(self, loss: Any, request: Any) -> None:
         """Compute the gradients of a loss. Large ones are written into a request meanwhile."""
@@ -232,9 +268,21 @@ class Tensors:
         """Write gradients times the number of records, and the new state, into a request.
 
         What :meth:`backward` has written into it is there already.
+
+        Raises:
+            WrittenError: The loop wrote a gradient after its backward pass, as clipping does.
         """
         import torch
 
+        at = self._gradients.written()
+        if at is not None:
+            raise WrittenError(
+                f"the loop wrote the gradient of `{self.parameters[at][0]}` after its backward "
+                "pass, as torch.nn.utils.clip_grad_norm_ does. The job clips the gradient of the "
+                "whole update: use clip_norm of join. Other gradients of your own are assigned: "
+                "parameter.grad = gradient"
+            )
+        self._gradients.forget()
         outs, written = self._outs or self._outs_of(request), self._written
         # No view of the memory may be left when the request is answered, or it would be copied.
         self._outs, self._written = [], set()
@@ -259,6 +307,7 @@ class Tensors:
     def close(self) -> None:
         """Leave the module to its user."""
         self._early.close()
+        self._gradients.close()
         self._outs = []
 
     def _outs_of(self, request: Any) -> list[Any]:
@@ -300,6 +349,12 @@ def _statistics(model: Any) -> set[str]:
 def plain_name(name: str) -> str:
     """Return a name without the parts that ``torch.compile`` adds, at any depth."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _moved(named: Sequence[tuple[str, Any]], versions: Sequence[int]) -> int | None:
+    """Return the number of the first tensor whose count of writes is another one."""
+    pairs = enumerate(zip(named, versions, strict=True))
+    return next((at for at, ((_, tensor), version) in pairs if tensor._version != version), None)
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -5,6 +5,7 @@ mod error;
 mod events;
 mod follow;
 mod job;
+mod log;
 mod program;
 mod run;
 mod secrets;
@@ -12,6 +13,7 @@ mod session;
 mod wait;
 mod warnings;
 
+use log::log;
 use pyo3::prelude::*;
 
 /// Keeps the pages of freed weights and gradients for the next ones, as in the program `ebb`. Only
@@ -33,21 +35,11 @@ mod _native {
     #[pymodule_export]
     use super::run::run;
     #[pymodule_export]
-    use super::session::{Evaluate, Region, Session, Train};
+    use super::session::{Evaluate, Region, Session, Train, microbatch_key};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::log::close_at_exit(module.py())?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
-    }
-}
-
-/// Shows a notice to the user, through the logger `ebbflow` of Python.
-fn log(text: &str) {
-    let logged = Python::try_attach(|py| {
-        let logger = py.import("logging")?.call_method1("getLogger", ("ebbflow",))?;
-        logger.call_method1("warning", ("%s", text)).map(drop)
-    });
-    if let Some(Err(error)) = logged {
-        Python::attach(|py| error.write_unraisable(py, None));
     }
 }

@@ -68,11 +68,11 @@ class Process:
                 [EBB, *args], stdout=subprocess.PIPE, stderr=log, text=True, env=env
             )
 
-    def url(self) -> str:
-        """Return the URL in the line that a server prints when it is ready."""
+    def url(self, words: str = "listening on ") -> str:
+        """Return the URL after these words, in a line that a server prints when it is ready."""
         assert self.child.stdout is not None
         for line in self.child.stdout:
-            _, found, url = line.partition("listening on ")
+            _, found, url = line.partition(words)
             if found:
                 return url.strip()
         raise AssertionError(f"it ended without a URL:\n{self.log.read_text()}")
@@ -105,10 +105,11 @@ class Cluster:
         self.url = self.start(
             "master", "master", "--listen", "127.0.0.1:0", "--data-dir", data
         ).url()
-        self.ps_urls = [
-            self.start(f"ps-{index}", "ps", "--master", self.url, "--listen", "127.0.0.1:0").url()
+        self.ps = [
+            self.start(f"ps-{index}", "ps", "--master", self.url, "--listen", "127.0.0.1:0")
             for index in range(2)
         ]
+        self.ps_urls = [ps.url() for ps in self.ps]
         for index in range(workers):
             self.start(f"worker-{index}", "worker", "--master", self.url, "--device", "cpu")
 
@@ -157,6 +158,16 @@ class Script:
             if line == "at the gate\n":
                 return
         raise AssertionError(f"it ended before its gate:\n{self.child.stderr.read()}")
+
+    def hear(self, words: str) -> str:
+        """Wait until the process says a line with these words on stderr, and return the line."""
+        assert self.child.stderr is not None
+        said = []
+        for line in self.child.stderr:
+            if words in line:
+                return line
+            said.append(line)
+        raise AssertionError(f"it ended and did not say {words!r}:\n{''.join(said)}")
 
     def go(self) -> None:
         """Open the gate."""

@@ -43,6 +43,11 @@ def loss_of(params: Any, x: Any, y: Any) -> Any:
 gradients_of = jax.jit(jax.value_and_grad(loss_of))
 
 
+def large(params: Any) -> Any:
+    """Return a mask without the biases."""
+    return jax.tree_util.tree_map(lambda array: array.ndim > 1, params)
+
+
 def trained(optimizer: Any, **options: Any) -> tuple[ebbflow.jax.Session, list[Any]]:
     """Train to the end; returns the job and (step, records) of each batch."""
     seen = []
@@ -85,8 +90,18 @@ def difference(one: Any, other: Any) -> float:
         functools.partial(optax.sgd, learning_rate=0.05, momentum=0.9),
         functools.partial(optax.sgd, 0.05, momentum=0.9, nesterov=True),
         functools.partial(optax.adam, 0.01, b1=0.8),
+        functools.partial(optax.adam, 0.01, eps_root=1e-4),
         functools.partial(optax.adamw, 0.01, weight_decay=0.1),
         functools.partial(optax.adamw, optax.warmup_cosine_decay_schedule(0, 0.1, 4, 18)),
+        functools.partial(optax.rmsprop, 0.01, eps=1e-4),
+        functools.partial(optax.rmsprop, 0.01, eps=1e-4, eps_in_sqrt=False),
+        functools.partial(optax.rmsprop, 0.01, centered=True, momentum=0.5, eps=1e-4),
+        functools.partial(optax.rmsprop, optax.exponential_decay(0.01, 4, 0.5)),
+        functools.partial(optax.adamw, 0.01, weight_decay=0.5, mask=large),
+        functools.partial(optax.adadelta, 1.0, weight_decay=0.1, weight_decay_mask=large),
+        functools.partial(
+            optax.lamb, 0.01, weight_decay=0.1, mask={"hidden": True, "out": [False]}
+        ),
     ],
 )
 def test_an_optimizer_gives_the_weights_of_optax(optimizer: Any) -> None:
@@ -224,12 +239,15 @@ def test_parameters_have_names_and_are_float32() -> None:
 
 
 def test_optimizers_that_the_ps_do_not_have_are_refused_by_name() -> None:
-    partial = functools.partial
+    partial, tree = functools.partial, Tree(params())
     for recipe, expected in [
         (optax.adam(1e-3), "does not tell its settings"),
-        (partial(optax.rmsprop, 1e-3), "optimizer rmsprop is none"),
+        (partial(optax.lion, 1e-3), "optimizer lion is none"),
+        (partial(optax.rmsprop, 1e-3, nesterov=True, momentum=0.9), "no nesterov = True"),
+        (partial(optax.rmsprop, 1e-3, initial_scale=1.0), "no initial_scale = 1.0"),
+        (partial(optax.rmsprop, lambda step: 1.0 - (step > 3), momentum=0.9), "with a schedule"),
+        (partial(optax.adamw, 1e-3, mask={"out": True}), "its mask does not fit"),
         (partial(optax.adam), "missing a required argument: 'learning_rate'"),
-        (partial(optax.adam, 1e-3, eps_root=1e-8), "no eps_root = 1e-08"),
         (partial(optax.adam, 1e-3, nesterov=True), "no nesterov = True"),
         (partial(optax.sgd, 1e-3, accumulator_dtype="bfloat16"), "no accumulator_dtype"),
         (partial(optax.adamw, 1e-3, weight_decay=lambda step: 0.1), "weight_decay is a schedule"),
@@ -237,13 +255,19 @@ def test_optimizers_that_the_ps_do_not_have_are_refused_by_name() -> None:
         (partial(optax.sgd, lambda step: 1.0 + step), "more than 65536 times"),
     ]:
         with pytest.raises(errors.UntranslatableError, match=expected):
-            optimizer_settings(recipe, 70_000)
-    halves = optimizer_settings(partial(optax.sgd, optax.exponential_decay(0.5, 1, 0.5)), 3)
+            optimizer_settings(recipe, 70_000, tree)
+    halves = optimizer_settings(partial(optax.sgd, optax.exponential_decay(0.5, 1, 0.5)), 3, tree)
     assert halves["schedule"]["table"] == [(0, 1.0), (1, 0.5), (2, 0.25)]
-    assert optimizer_settings(partial(optax.sgd, lambda step: 0.1), 3) == {
+    assert optimizer_settings(partial(optax.sgd, lambda step: 0.1), 3, tree) == {
         "kind": "sgd",
         "learning_rate": pytest.approx(0.1),
     }
+    masked = partial(optax.lamb, 1e-3, weight_decay=0.1, mask=large)
+    assert optimizer_settings(masked, 3, tree)["groups"] == [
+        {"tensors": ["hidden.bias"], "weight_decay": 0.0}
+    ]
+    everywhere = partial(optax.adamw, 1e-3, mask=True)
+    assert "groups" not in optimizer_settings(everywhere, 3, tree)
 
 
 LATE = """

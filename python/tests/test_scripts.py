@@ -9,9 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from .conftest import EBB, Cluster, Place, Process
+from .conftest import EBB, Cluster, Place, Process, needs
 
 pytest.importorskip("torch")
 
@@ -70,6 +71,49 @@ def network():
     return nn.Sequential(nn.Linear(6, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.Linear(32, 2))
 """
 
+# A model of FabricModel. Its records lie in a folder that a variable names. Processes of an agent
+# begin to train when three of them are there.
+FABRIC = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from ebbflow.fabric import FabricModel
+
+place = Path(os.environ["DATA_DIR"])
+if "EBBFLOW_WORKER" in os.environ:
+    (place / os.environ["EBBFLOW_WORKER"]).touch()
+    while len(list(place.glob("train-*"))) < 3:
+        time.sleep(0.02)
+
+class Data:
+    def __init__(self, name):
+        self.x = np.load(place / name)
+    def __len__(self):
+        return len(self.x)
+    def __getitem__(self, record):
+        return self.x[record], int(self.x[record].sum() > 0)
+
+def get_dataset():
+    return Data("train.npy"), Data("test.npy")
+
+if sys.argv[1] == "torch":
+    import torch
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+    loss = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+else:
+    import keras
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(16, "tanh", name="in"), keras.layers.Dense(2, name="out")]
+    model = keras.Sequential([keras.Input((6,)), *layers], name="network")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.1)
+edt_model = FabricModel(model, get_dataset, loss, optimizer)
+edt_model.train(2, 8, engines_number=3, num_dataloader_threads=0)
+print("trained", edt_model.job.model_sha256, flush=True)
+"""
+
 
 def code(folder: Path, text: str) -> Path:
     """Write the files of a script, and return the script."""
@@ -95,10 +139,11 @@ def submit(url: str, script: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def trained_alone(script: Path) -> str:
+def trained_alone(script: Path, *arguments: str, **variables: str) -> str:
     """Return the hash of the model that one process trains without a cluster."""
     environment = {name: value for name, value in os.environ.items() if name[:7] != "EBBFLOW"}
-    command = [sys.executable, str(script)]
+    environment |= variables
+    command = [sys.executable, str(script), *arguments]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return said.stdout.split()[-1]
 
@@ -164,6 +209,18 @@ def test_a_script_that_fails_everywhere_fails_its_job_with_what_it_said(
     assert "OSError: no room" in summary["reason"]
 
 
+def test_a_missing_import_on_an_agent_is_shown_with_its_line(place: Place, tmp_path: Path) -> None:
+    script = code(tmp_path, "import not_installed_here\n" + TRAIN)
+    agent(place.cluster, 0, 1)
+    submitted = submit(place.cluster.url, script)
+    said, errors = submitted.communicate()
+    assert submitted.returncode == 1, errors
+    reason = json.loads(said)["reason"]
+    assert "Traceback (most recent call last):" in reason
+    assert 'train.py", line 1, in <module>' in reason
+    assert "ModuleNotFoundError: No module named 'not_installed_here'" in reason
+
+
 def test_a_script_reaches_no_setting_of_its_agent(place: Place, tmp_path: Path) -> None:
     text = "import os; print(sorted(name for name in os.environ if name.startswith('EBB'))); 1 / 0"
     script = code(tmp_path, text)
@@ -175,3 +232,26 @@ def test_a_script_reaches_no_setting_of_its_agent(place: Place, tmp_path: Path) 
     names = [f"EBBFLOW_{name}" for name in ("AGENT", "JOB", "MASTER", "SCRIPT", "WORKER")]
     assert str(names) in reason
     assert "ZeroDivisionError" in reason
+
+
+# S0-03, S0-04, S0-10, S0-12, S0-13
+@pytest.mark.parametrize("library", ["torch", "keras"])
+def test_fabric_models_of_both_libraries_are_submitted_in_one_way(
+    place: Place, tmp_path: Path, library: str
+) -> None:
+    needs(library)
+    script, data = code(tmp_path, FABRIC), tmp_path / "records"
+    data.mkdir()
+    random = np.random.default_rng(3)
+    for name, records in (("train.npy", 100), ("test.npy", 20)):
+        np.save(data / name, random.normal(size=(records, 6)).astype(np.float32))
+    given = {"DATA_DIR": str(data), "KERAS_BACKEND": "torch", "EDT_PULL_WEIGHT_TIME_OUT": "60"}
+    alone = trained_alone(script, library, **given)
+    for index in range(2):
+        agent(place.cluster, index, 2)
+    variables = [word for pair in given.items() for word in ("--env", "=".join(pair))]
+    submitted = submit(place.cluster.url, script, "--workers", "3", *variables, "--", library)
+    said, errors = submitted.communicate()
+    assert submitted.returncode == 0, errors
+    assert json.loads(said)["model_sha256"] == alone
+    assert sorted(path.name for path in data.glob("train-*")) == [f"train-1-{i}" for i in range(3)]

@@ -112,6 +112,7 @@ def test_sgd_gives_the_weights_of_a_plain_loop_of_the_same_order() -> None:
         ("Adam", {"lr": 0.01}),
         ("Adam", {"lr": 0.01, "amsgrad": True}),
         ("AdamW", {"lr": 0.01, "weight_decay": 0.1}),
+        ("AdamW", {"lr": 0.01, "weight_decay": 0.1, "amsgrad": True}),
         ("Adagrad", {"lr": 0.1, "lr_decay": 0.01}),
         ("RMSprop", {"lr": 0.01, "momentum": 0.5, "centered": True}),
         ("Adadelta", {"lr": 1.0}),
@@ -120,9 +121,14 @@ def test_sgd_gives_the_weights_of_a_plain_loop_of_the_same_order() -> None:
 def test_adaptive_rules_give_the_weights_of_a_plain_loop(kind: str, options: Any) -> None:
     model, other = network(), network()
     rule = getattr(torch.optim, kind)
-    _, seen = train(model, rule(model.parameters(), **options))
+    job, seen = train(model, rule(model.parameters(), **options), epochs=17)
+    assert job.summary is not None and job.summary["steps"] == 102
     plain(other, rule(other.parameters(), **options), seen, data())
-    assert difference(model, other) < 1e-4
+    x, y = data().tensors
+    with torch.no_grad():
+        found, expected = float(LOSS(model(x), y)), float(LOSS(other(x), y))
+    assert abs(found - expected) < 1e-4 * expected
+    assert difference(model, other) < 1e-3
 
 
 def test_the_same_script_gives_the_same_bits() -> None:
@@ -149,6 +155,51 @@ def test_dropout_is_keyed_by_the_microbatch() -> None:
                     assert seen.setdefault(place, dropped) == dropped
                     job.step(LOSS(outputs, batch.y))
     assert len({str(dropped) for dropped in seen.values()}) == len(seen) == 24
+
+
+def test_a_plain_loop_draws_the_masks_of_a_job() -> None:
+    model, seeded, unseeded = (network(more=[nn.Dropout(0.3)]) for _ in range(3))
+    x, y = (source := data(100)).tensors
+    job, seen = train(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        train_data=source,
+        epochs=15,
+        shuffle=False,
+    )
+    assert job.summary is not None and job.summary["steps"] == 105
+    assert len(seen) == 15 * 13
+    for other, seeds in [(seeded, True), (unseeded, False)]:
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.05)
+        # An epoch has 13 batches of 8 records, the last of 4; an update has two, the last one.
+        for epoch in range(15):
+            for first in range(0, 13, 2):
+                optimizer.zero_grad()
+                total = min(16, 100 - first * 8)
+                for number in range(first, min(first + 2, 13)):
+                    rows = slice(number * 8, min(number * 8 + 8, 100))
+                    if seeds:
+                        ebbflow.seed_microbatch(5, epoch * 13 + number)
+                    loss = LOSS(other(x[rows]), y[rows])
+                    (loss * (len(x[rows]) / total)).backward()
+                optimizer.step()
+    assert difference(model, seeded) < 1e-5
+    assert difference(model, unseeded) > 1e-3
+
+
+def test_a_batch_has_the_number_by_which_it_is_seeded() -> None:
+    model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    numbers = []
+    with ebbflow.join(model, optimizer, data(), micro=8, epochs=2, seed=9) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                outputs = model(batch.x)
+                ebbflow.seed_microbatch(9, batch.microbatch)
+                assert torch.equal(outputs, model(batch.x))
+                numbers.append(batch.microbatch)
+                job.step(LOSS(outputs, batch.y))
+    assert sorted(numbers) == list(range(24))
 
 
 def test_statistics_of_a_normalisation_are_state_and_frozen_tensors_stay() -> None:
@@ -182,6 +233,56 @@ def test_an_evaluation_is_over_all_records_at_the_end_of_each_epoch() -> None:
         assert found[-1]["loss"] == pytest.approx(float(LOSS(model(x), y)), abs=1e-5)
         right = float((model(x).argmax(1) == y).float().mean())
     assert found[-1]["accuracy"] == pytest.approx(right, abs=1e-6)
+
+
+def losses(model: nn.Module) -> float:
+    with torch.no_grad():
+        x, y = data().tensors
+        return float(LOSS(model(x), y))
+
+
+def grouped(model: nn.Module, kind: str, **options: Any) -> Any:
+    """Two layers with rates of their own, and biases without decay."""
+    first, last = model[0], model[-1]
+    groups = [
+        {"params": [first.weight], "weight_decay": 0.1},
+        {"params": [last.weight], "weight_decay": 0.1, "lr": 0.03},
+        {"params": [first.bias, last.bias], "weight_decay": 0.0},
+    ]
+    return getattr(torch.optim, kind)(groups, **options)
+
+
+def test_sgd_with_groups_gives_the_weights_of_a_plain_loop() -> None:
+    model, other = network(), network()
+    options = {"lr": 0.1, "momentum": 0.9}
+    job, seen = train(model, grouped(model, "SGD", **options), epochs=17)
+    assert job.summary is not None and job.summary["steps"] == 102
+    plain(other, grouped(other, "SGD", **options), seen, data())
+    assert difference(model, other) < 1e-5
+    # Groups that the ps lost would be seen.
+    without = network()
+    plain(without, torch.optim.SGD(without.parameters(), **options), seen, data())
+    assert difference(model, without) > 1e-2
+
+
+def test_adamw_with_groups_and_a_schedule_for_each_gives_the_losses_of_a_plain_loop() -> None:
+    model, other = network(), network()
+
+    def rule(model: nn.Module) -> Any:
+        optimizer = grouped(model, "AdamW", lr=0.01)
+        fall = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, [lambda epoch: 0.9**epoch, lambda epoch: 1 / (1 + epoch), lambda epoch: 1.0]
+        )
+        return optimizer, fall
+
+    optimizer, scheduler = rule(model)
+    _, seen = train(model, optimizer, scheduler=scheduler, scheduler_every="step", epochs=17)
+    optimizer, scheduler = rule(other)
+    for step in range(102):
+        plain(other, optimizer, [batch for batch in seen if batch[1] == step], data())
+        scheduler.step()
+    assert abs(losses(model) / losses(other) - 1) < 1e-4
+    assert difference(model, other) < 1e-4
 
 
 def test_a_scheduler_becomes_a_table_and_is_left_as_it_was() -> None:
@@ -403,7 +504,7 @@ def test_evaluations_are_asked_for_in_the_loop_and_only_with_data() -> None:
     wrong: Any
     for wrong, expected in [
         (lambda batch: 3.0, "a dictionary with `loss`"),
-        (lambda batch: {"loss": 1.0, "acuracy": 1.0}, "acuracy"),
+        (lambda batch: {"loss": 1.0, "epoch": 1.0}, "another name than 'epoch'"),
         (lambda batch: {"loss": 1.0, "auc": 1.0}, "no mean over records"),
     ]:
         with (
@@ -441,7 +542,7 @@ def test_optimizers_are_translated_by_exact_type() -> None:
     optim = torch.optim
 
     def settings(kind: Any, **options: Any) -> dict[str, Any]:
-        return optimizer_settings(kind(weights, **options))
+        return optimizer_settings(kind(weights, **options), {id(weights[0]): "w"})
 
     assert settings(optim.SGD, lr=0.1) == {"kind": "sgd", "learning_rate": 0.1, "weight_decay": 0.0}
     assert settings(optim.SGD, lr=0.1, momentum=0.9, nesterov=True)["kind"] == "nesterov"
@@ -449,6 +550,7 @@ def test_optimizers_are_translated_by_exact_type() -> None:
     assert settings(optim.Adam, foreach=False, betas=(0.8, 0.9))["betas"] == [0.8, 0.9]
     assert settings(optim.Adam, amsgrad=True)["kind"] == "amsgrad"
     assert settings(optim.AdamW)["weight_decay"] == 1e-2
+    assert settings(optim.AdamW, amsgrad=True)["kind"] == "amsgradw"
 
     class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined]
         pass
@@ -456,21 +558,56 @@ def test_optimizers_are_translated_by_exact_type() -> None:
     stepped = optim.Adam(weights)
     weights[0].grad = torch.ones(2)
     stepped.step()
-    two = [torch.zeros(2, requires_grad=True), torch.zeros(2, requires_grad=True)]
-    groups = [{"params": two[:1]}, {"params": two[1:], "lr": 0.5}]
     for optimizer, expected in [
         (Mine(weights, lr=0.1), "Mine is a subclass of SGD"),
         (optim.LBFGS(weights), "LBFGS is no optimizer that the ps have"),
         (optim.Adamax(weights), "Adamax is no optimizer"),
         (optim.SGD(weights, lr=0.1, maximize=True), "no setting maximize = True"),
         (optim.SGD(weights, lr=0.1, differentiable=True), "differentiable = True"),
-        (optim.AdamW(weights, amsgrad=True), "amsgrad = True with decoupled"),
-        (optim.SGD(groups, lr=0.1), "different lr"),
         (optim.SGD(weights, lr=0.0), "lr = 0.0"),
         (stepped, "has stepped before"),
     ]:
         with pytest.raises(errors.UntranslatableError, match=expected):
-            optimizer_settings(optimizer)
+            optimizer_settings(optimizer, {id(weights[0]): "w"})
+
+
+def test_parameter_groups_become_groups_of_the_job() -> None:
+    a, b, c, frozen = (torch.zeros(2, requires_grad=at < 3) for at in range(4))
+    names = {id(a): "a", id(b): "b", id(c): "c"}
+
+    def settings(kind: str, *groups: dict[str, Any], **options: Any) -> dict[str, Any]:
+        # torch writes its defaults into what it is given.
+        given = [dict(group) for group in groups]
+        return optimizer_settings(getattr(torch.optim, kind)(given, **options), names)
+
+    first: dict[str, Any] = {"params": [a]}
+    rest: dict[str, Any] = {"params": [b, frozen, c]}
+    assert settings("AdamW", first, rest | {"weight_decay": 0.0, "lr": 0.5}, lr=0.1)["groups"] == [
+        {"tensors": ["b", "c"], "learning_rate": 0.5, "weight_decay": 0.0}
+    ]
+    assert "groups" not in settings("Adam", first, rest | {"foreach": True})
+    both = ({"params": [frozen], "lr": 0.0}, {"params": [b]}, {"params": [a, c], "momentum": 0.8})
+    assert settings("SGD", *both, lr=0.1, momentum=0.9) == {
+        "kind": "momentum",
+        "learning_rate": 0.1,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "dampening": 0.0,
+        "groups": [{"tensors": ["a", "c"], "momentum": 0.8}],
+    }
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("SGD", {"momentum": 0.9}, "groups 0 and 1 have different momentum"),
+        ("SGD", {"momentum": 0.9, "nesterov": True}, "groups 0 and 1 have different nesterov"),
+        ("Adam", {"amsgrad": True}, r"different amsgrad \(False and True\)"),
+        ("Adam", {"decoupled_weight_decay": True}, "different decoupled_weight_decay"),
+        ("RMSprop", {"centered": True}, "different centered"),
+        ("RMSprop", {"momentum": 0.9}, "different momentum"),
+        ("Adam", {"maximize": True}, "parameter group 1: the ps have no setting maximize"),
+        ("Adam", {"lr": 0.0}, "parameter group 1: lr = 0.0"),
+    ]
+    for kind, own, expected in refused:
+        with pytest.raises(errors.UntranslatableError, match=expected):
+            settings(kind, first, rest | own, lr=0.1)
 
 
 def test_schedulers_that_cannot_be_tabled_are_refused_by_name() -> None:
@@ -479,12 +616,22 @@ def test_schedulers_that_cannot_be_tabled_are_refused_by_name() -> None:
     other = torch.optim.SGD(weights, lr=0.1)
     schedulers = torch.optim.lr_scheduler
     step = schedulers.StepLR(optimizer, 1, 0.5)
-    assert schedule_settings(step, optimizer, 8, 3) == {
-        "kind": "table",
-        "table": [(0, 1.0), (3, 0.5), (6, 0.25)],
-    }
+    table = {"kind": "table", "table": [(0, 1.0), (3, 0.5), (6, 0.25)]}
+    assert schedule_settings(step, optimizer, 8, 3) == [table]
     constant = schedulers.StepLR(optimizer, 99)
-    assert schedule_settings(constant, optimizer, 8, 3) == {"kind": "constant"}
+    assert schedule_settings(constant, optimizer, 8, 3) == [{"kind": "constant"}]
+    last = [torch.zeros(2, requires_grad=True)]
+    two: list[dict[str, Any]] = [{"params": weights}, {"params": last, "lr": 0.4}]
+    grouped = torch.optim.SGD(two, lr=0.1)
+    each = schedulers.LambdaLR(grouped, [lambda epoch: 0.5**epoch, lambda epoch: 1.0])
+    assert schedule_settings(each, grouped, 8, 3) == [table, {"kind": "constant"}]
+    names = {id(group["params"][0]): name for group, name in zip(two, "ab", strict=True)}
+    assert optimizer_settings(grouped, names, [table, {"kind": "constant"}])["groups"] == [
+        {"tensors": ["b"], "learning_rate": 0.4, "schedule": {"kind": "constant"}}
+    ]
+    assert optimizer_settings(grouped, names, [table, table])["groups"] == [
+        {"tensors": ["b"], "learning_rate": 0.4}
+    ]
     for scheduler, expected in [
         (schedulers.ReduceLROnPlateau(optimizer), "ReduceLROnPlateau looks at metrics"),
         (schedulers.StepLR(other, 1), "belongs to another optimizer"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ebbflow
 import pytest
 
 from .conftest import EBB, Place, Script
@@ -89,6 +90,25 @@ def test_a_missing_import_is_shown_with_the_process_that_lacks_it(tmp_path: Path
     told = "ModuleNotFoundError: No module named 'not_installed_here'"
     assert f"worker-0 | {told}" in ended.stderr or f"worker-1 | {told}" in ended.stderr
     assert "no process has joined a job of this run by ebbflow.join" in ended.stderr
+
+
+def test_a_traceback_reaches_the_master_and_its_journal_without_secrets(
+    place: Place, tmp_path: Path
+) -> None:
+    secret = "hunter2-and-more"
+    path = script(tmp_path, loss="raise RuntimeError('no access with ' + os.environ['API_KEY'])")
+    path.write_text(path.read_text().replace("seed=5,", "seed=5, limits={'attempts_max': 1},"))
+    keys = {"EBBFLOW_SECRETS": "API_KEY", "API_KEY": secret}
+    place.scripts.append(Script(place.cluster.url, path, "0", "secret", keys=keys))
+    code, said = place.scripts[-1].end()
+    assert code == 1 and f"no access with {secret}" in said, "the user sees all of it"
+    with pytest.raises(ebbflow.errors.JobFailedError) as raised:
+        place.client.job("secret").wait(progress=False)
+    told = "RuntimeError: no access with [secret API_KEY]"
+    assert told in str(raised.value) and secret not in str(raised.value)
+    kept = [file.read_bytes() for file in tmp_path.rglob("data/**/*") if file.is_file()]
+    assert any(told.encode() in content for content in kept)
+    assert not any(secret.encode() in content for content in kept)
 
 
 def test_loaders_that_fork_in_two_processes_change_no_bit(place: Place, tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ with ebbflow.join(
         job.evaluate(measure)
 """
 
+#: The same loop, whose products are of bfloat16.
+AUTOCAST = SCRIPT.replace(
+    "            job.step(loss(model(batch.x), batch.y))\n",
+    "            with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+    "                outputs = model(batch.x)\n"
+    "            assert outputs.dtype == torch.bfloat16\n"
+    "            job.step(loss(outputs.float(), batch.y))\n",
+)
+
 #: The same loop, as if the model were on a CUDA device of that number.
 ON_DEVICE = "import ebbflow.engine as e; e.Torch.device = lambda _: ('cuda:3', 1 << 33)" + SCRIPT
 
@@ -76,6 +85,25 @@ def test_one_and_three_processes_and_one_alone_give_the_same_bits(
     assert all(process["metrics"] == alone["metrics"] for process in found)
 
 
+def test_a_loop_with_autocast_trains_and_two_processes_give_its_bits(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "autocast.py"
+    path.write_text(AUTOCAST)
+    alone = Script(None, path, "400", "alone", "0").result()
+    assert alone["sha"] != Script(None, script, "400", "alone", "0").result()["sha"]
+    losses = [entry["loss"] for entry in alone["history"]]
+    assert losses[0] > losses[1] > losses[2]
+    two = [place.script(path, "400", "autocast", "0", gate="join") for _ in range(2)]
+    for process in two:
+        process.arrive()
+    place.wait_for_workers("autocast", 2)
+    for process in two:
+        process.go()
+    assert [process.result()["sha"] for process in two] == [alone["sha"]] * 2
+
+
+# S0-09
 def test_a_process_that_leaves_changes_no_bit(place: Place, script: Path) -> None:
     alone = Script(None, script, "400", "alone", "0").result()
     leaves = place.script(script, "400", "leaves", "5", gate="4")
@@ -89,12 +117,18 @@ def test_a_process_that_leaves_changes_no_bit(place: Place, script: Path) -> Non
     assert stays.result()["sha"] == alone["sha"]
 
 
-def test_a_process_with_other_data_is_refused_with_what_differs(place: Place, script: Path) -> None:
+def test_a_process_with_other_data_is_refused_and_the_first_one_loses_nothing(
+    place: Place, script: Path
+) -> None:
+    alone = Script(None, script, "400", "alone", "0").result()
     first = place.script(script, "400", "mixed", "0", gate="1")
     first.arrive()
     code, said = place.script(script, "399", "mixed", "0").end()
     assert code != 0
     assert "describes another job" in said and "data.train.files" in said and "399" in said
+    first.go()
+    found = first.result()
+    assert found["sha"] == alone["sha"] and found["steps"] == alone["steps"] == 150
 
 
 def test_a_job_takes_the_processes_whose_models_are_on_the_device_it_asks_for(

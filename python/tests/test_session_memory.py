@@ -152,6 +152,18 @@ def test_tensors_are_collated_at_once_into_the_batches_of_the_loader(whole: bool
         assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
 
 
+def test_a_record_of_tensors_that_cannot_be_read_is_named() -> None:
+    source = Subset(data(), [0, 1, 48, 2])
+    records = Records(source, "train_data", 1)
+    assert records._rows is not None
+    with pytest.raises(errors.RecordError, match="record 2 of train_data: IndexError: ") as raised:
+        records.load(0, [1, 2])
+    assert isinstance(raised.value.__cause__, IndexError)
+    expected = default_collate([source[1], source[3]])
+    found = records.load(0, [1, 3])
+    assert all(torch.equal(one, two) for one, two in zip(found, expected, strict=True))
+
+
 def test_data_sets_and_loaders_of_their_own_are_read_record_by_record() -> None:
     class Mine(TensorDataset):  # type: ignore[misc]
         def __getitem__(self, record: int) -> Any:

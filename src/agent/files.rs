@@ -1,6 +1,9 @@
 //! Descriptions and bundles of scripts, each fetched once and unpacked into a private folder.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +15,7 @@ use proto::pb;
 use proto::pb::artifact_part::Part as File;
 use proto::pb::bundle_reply::Part;
 use proto::pb::scripts_client::ScriptsClient;
+use proto::requirements::{FILE, Requirements};
 use proto::retry::Retry;
 use proto::script::BUNDLE_BYTES_MAX;
 use proto::status::{Failure, Kind};
@@ -23,10 +27,25 @@ use crate::launch::user::User;
 #[derive(Debug)]
 pub(super) struct Unpacked {
     pub(super) description: pb::Script,
+    /// Name of the token that submitted it. Empty on a master without tokens.
+    pub(super) owner: String,
     /// Values of its secrets. They are in memory alone.
     pub(super) secrets: Vec<pb::Secret>,
     /// Folder of its files.
     pub(super) folder: PathBuf,
+    /// File with its requirements, as they were checked. Its processes cannot change this file if
+    /// they run as another user. `None`: it has none.
+    pub(super) requirements: Option<PathBuf>,
+}
+
+/// A script as the master sends it.
+#[derive(Debug, Default)]
+struct Fetched {
+    description: Option<pb::Script>,
+    owner: String,
+    secrets: Vec<pb::Secret>,
+    artifact: Option<pb::Artifact>,
+    content: Vec<u8>,
 }
 
 /// The scripts whose files are on this machine.
@@ -57,7 +76,10 @@ impl Files {
         }
         let fetch = || fetch(self.client.clone(), script);
         let fetched = net::retry::repeat(Retry::unlimited(), script, |_, _| {}, fetch).await;
-        let (description, secrets, artifact, content) = fetched.context("fetch the script")?;
+        let Fetched { description, owner, secrets, artifact, content } =
+            fetched.context("fetch the script")?;
+        let description = required("BundleReply", "script", description)?;
+        let artifact = required("BundleReply", "artifact", artifact)?;
         // The master checked it too. Users' text comes here by way of another process.
         proto::script::check(&description).context("the script's description")?;
         proto::secret::check(&description.secrets, &secrets).context("the script's secrets")?;
@@ -65,10 +87,13 @@ impl Files {
         let unpacking = tokio::task::spawn_blocking(move || {
             let folder = unpack(&content, &artifact.sha256, &parent)?;
             user.map_or(Ok(()), |user| user.give(&folder)).context("give the files to --script-user")?;
-            anyhow::Ok(folder)
+            let required = requirements(&content)?;
+            let path = required.map(|required| write(&required, &parent, script)).transpose();
+            anyhow::Ok((folder, path.with_context(|| format!("write {FILE}"))?))
         });
-        let folder = unpacking.await.context("unpack the script")?.context("unpack the script")?;
-        let found = Arc::new(Unpacked { description, secrets, folder });
+        let (folder, requirements) =
+            unpacking.await.context("unpack the script")?.context("unpack the script")?;
+        let found = Arc::new(Unpacked { description, owner, secrets, folder, requirements });
         unpacked.insert(script, found.clone());
         Ok(found)
     }
@@ -79,9 +104,10 @@ impl Files {
         let Ok(mut unpacked) = self.unpacked.try_lock() else { return };
         let others = unpacked.extract_if(.., |script, _| !scripts.contains(script)).collect::<Vec<_>>();
         for (script, gone) in others {
+            gone.requirements.iter().for_each(|path| drop(fs::remove_file(path)));
             // The same files may have come with another script.
             if unpacked.values().all(|kept| kept.folder != gone.folder)
-                && let Err(reason) = std::fs::remove_dir_all(&gone.folder)
+                && let Err(reason) = fs::remove_dir_all(&gone.folder)
             {
                 tracing::warn!(script, %reason, "the files of a script stay");
             }
@@ -89,34 +115,66 @@ impl Files {
     }
 }
 
-async fn fetch(
-    mut client: ScriptsClient<Failover>,
-    script: u64,
-) -> Result<(pb::Script, Vec<pb::Secret>, pb::Artifact, Vec<u8>), Failure> {
+/// Returns what a bundle requires; `None`: nothing.
+fn requirements(bundle: &[u8]) -> Result<Option<Requirements>> {
+    let files = proto::bundle::decode(bundle).map_err(anyhow::Error::msg)?;
+    let Some(file) = files.iter().find(|file| file.path == FILE) else { return Ok(None) };
+    let found = Requirements::parse(file.content).map_err(anyhow::Error::msg).context(FILE)?;
+    Ok((!found.is_empty()).then_some(found))
+}
+
+/// Writes requirements into a file that everybody may read who knows its path.
+fn write(requirements: &Requirements, parent: &Path, script: u64) -> std::io::Result<PathBuf> {
+    let path = parent.join(format!("{script}-{FILE}"));
+    let mut file = fs::File::create(&path)?;
+    file.write_all(requirements.to_string().as_bytes())?;
+    file.set_permissions(fs::Permissions::from_mode(0o444))?;
+    Ok(path)
+}
+
+async fn fetch(mut client: ScriptsClient<Failover>, script: u64) -> Result<Fetched, Failure> {
     let malformed = |message: String| Failure::new(Kind::Malformed, message);
     let replies = client.bundle(pb::BundleRequest { script }).await.map_err(Failure::from)?;
-    let mut replies = replies.into_inner();
-    let (mut description, mut secrets) = (None, Vec::new());
-    let (mut artifact, mut content) = (None::<pb::Artifact>, Vec::new());
+    let (mut replies, mut fetched) = (replies.into_inner(), Fetched::default());
     while let Some(reply) = replies.message().await.map_err(Failure::from)? {
+        if !reply.owner.is_empty() {
+            fetched.owner = reply.owner;
+        }
         match required("BundleReply", "part", reply.part)? {
-            Part::Script(script) => description = Some(script),
-            Part::Secrets(values) => secrets = values.secrets,
+            Part::Script(script) => fetched.description = Some(script),
+            Part::Secrets(values) => fetched.secrets = values.secrets,
             Part::Artifact(part) => match required("ArtifactPart", "part", part.part)? {
-                File::Header(header) => artifact = Some(header),
+                File::Header(header) => fetched.artifact = Some(header),
                 File::Content(slice) => {
-                    content.extend_from_slice(&slice);
-                    if content.len() as u64 > BUNDLE_BYTES_MAX {
+                    fetched.content.extend_from_slice(&slice);
+                    if fetched.content.len() as u64 > BUNDLE_BYTES_MAX {
                         return Err(malformed(format!("a bundle of more than {BUNDLE_BYTES_MAX} bytes")));
                     }
                 }
             },
         }
     }
-    Ok((
-        required("BundleReply", "script", description)?,
-        secrets,
-        required("BundleReply", "artifact", artifact)?,
-        content,
-    ))
+    Ok(fetched)
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::bundle::{File, encode};
+
+    use super::*;
+
+    #[test]
+    fn requirements_come_from_one_file_and_are_checked_again() {
+        let bundle = |path, content| encode(vec![File { path, executable: false, content }]).unwrap();
+        let found = requirements(&bundle(FILE, b"numpy # arrays\n")).unwrap().unwrap();
+        assert_eq!(found.to_string(), "numpy\n");
+        assert_eq!(requirements(&bundle(FILE, b"# nothing\n")).unwrap(), None);
+        assert_eq!(requirements(&bundle("a/requirements.txt", b"--pre")).unwrap(), None);
+        let said = format!("{:#}", requirements(&bundle(FILE, b"numpy\n--pre\n")).unwrap_err());
+        assert!(said.starts_with("requirements.txt: line 2: `--pre`"), "{said}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = write(&found, dir.path(), 7).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "numpy\n");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o444);
+    }
 }

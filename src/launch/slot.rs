@@ -10,14 +10,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
 use net::relay::Relay;
-use tokio::io::AsyncReadExt as _;
-use tokio::net::unix::pipe::Receiver;
 use tokio::process::Command;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::launch::lines::{Last, Lines};
+use crate::launch::copying::{Copying, Voice};
+use crate::launch::lines::Last;
 use crate::launch::log::{BYTES_MAX, Log};
 use crate::launch::orphans::Orphans;
 use crate::launch::process::Group;
@@ -149,6 +147,12 @@ impl Slot {
         Self { secrets, ..self }
     }
 
+    /// Returns a way to say lines as if its processes had said them.
+    pub(crate) fn voice(&self) -> Voice {
+        let output = self.output.clone();
+        Arc::new(move |line| output.line(line))
+    }
+
     /// Lets `forward` make the calls of its processes. Each process inherits a line to it.
     pub(crate) fn forwarding(mut self, forward: impl AsyncFn(Relay) + 'static) -> Self {
         let forward = std::rc::Rc::new(forward);
@@ -179,8 +183,8 @@ impl Slot {
             let (mut group, relay) = self.start(script)?;
             let session = group.id();
             let streams = group.streams().with_context(|| format!("the output of {}", self.name))?;
-            let copies =
-                streams.map(|stream| Copying::start(stream, self.output.clone(), self.secrets.clone()));
+            let voice = self.voice();
+            let copies = streams.map(|stream| Copying::start(stream, voice.clone(), self.secrets.clone()));
             let ending = async {
                 tokio::select! {
                     biased;
@@ -258,51 +262,6 @@ impl Slot {
         })?;
         script.orphans.iter().for_each(|orphans| orphans.begin(group.id()));
         Ok((group, relay))
-    }
-}
-
-/// A stream of a process that is being copied, until it is dropped.
-#[derive(Debug)]
-struct Copying {
-    /// The process has ended.
-    ended: CancellationToken,
-    task: JoinHandle<()>,
-}
-
-impl Copying {
-    fn start(mut from: Receiver, output: Arc<Output>, secrets: Redaction) -> Self {
-        let ended = CancellationToken::new();
-        let is_over = ended.clone();
-        let task = tokio::spawn(async move {
-            let (mut lines, mut bytes) = (Lines::of(secrets.clone()), vec![0; 16 << 10]);
-            loop {
-                let count = tokio::select! {
-                    biased;
-                    count = from.read(&mut bytes) => count.unwrap_or(0),
-                    // A process that left the group may hold the pipe open. What is in it now is
-                    // all that counts.
-                    () = is_over.cancelled() => rustix::io::read(&from, &mut bytes[..]).unwrap_or(0),
-                };
-                if count == 0 {
-                    break;
-                }
-                lines.push(&bytes[..count], |line| output.line(&secrets.apply(line)));
-            }
-            lines.finish(|line| output.line(&secrets.apply(line)));
-        });
-        Self { ended, task }
-    }
-
-    /// Copies what is left in the pipe of a process that has ended.
-    async fn finish(mut self) {
-        self.ended.cancel();
-        let _ = (&mut self.task).await;
-    }
-}
-
-impl Drop for Copying {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 

@@ -15,8 +15,8 @@ use crate::launch::user::User;
 use crate::launch::variables::usual;
 use crate::locks;
 use crate::roles::devices::{drained, each, ordinals};
-use crate::settings::roles::{Worker, device, key_files, script_processes};
-use crate::settings::{Flags, Settings};
+use crate::settings::roles::{Worker, device, key_files};
+use crate::settings::{Flags, Settings, scripts};
 use crate::telemetry::devices;
 
 /// # Errors
@@ -32,7 +32,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         ..settings.options().map_err(|why| anyhow!(why))?
     };
     let choice = device(&settings)?;
-    let takes_scripts = script_processes(&settings).is_some();
+    let takes_scripts = scripts::processes(&settings).is_some();
     // It may load libtorch.
     let chosen = tokio::task::spawn_blocking(move || {
         let of_scripts = takes_scripts.then(|| worker::device::for_scripts(&choice)).transpose();
@@ -107,7 +107,7 @@ fn agent(
     dialer: &Dialer,
     app: &App,
 ) -> Result<Option<Agent>> {
-    let Some(processes) = script_processes(settings) else { return Ok(None) };
+    let Some(processes) = scripts::processes(settings) else { return Ok(None) };
     let of_agent = agent::Options {
         name: options.name.clone(),
         master: master.to_owned(),
@@ -119,11 +119,15 @@ fn agent(
         visible: config::visible_devices(),
         user: settings.text("script_user").map(User::separate).transpose()?,
         scratch: options.scratch.clone(),
+        allowed: scripts::requirements(settings),
+        programs: config::programs(),
     };
+    let allowed = of_agent.allowed.as_ref().map(ToString::to_string);
     let user = of_agent.user.clone();
     let has_keys = settings.path("token_file").is_some() || settings.path("tls_key").is_some();
     let agent = Agent::new(of_agent, dialer, app.screen.clone())?;
     app.screen.line(&agent::warning(processes, user.as_ref(), has_keys, &agent.logs()));
+    allowed.iter().for_each(|line| app.screen.line(line));
     Ok(Some(agent))
 }
 

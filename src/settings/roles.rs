@@ -4,10 +4,9 @@ use std::path::PathBuf;
 
 use model::device::Choice;
 use net::security;
-use proto::script::AGENT_PROCESSES_MAX;
 use serde::Serialize;
 
-use super::{Kind, Of, Role, Setting, Settings};
+use super::{Kind, Of, Role, Setting, Settings, scripts};
 
 const LIMITS: &str = "Limits";
 const TIMES: &str = "Times";
@@ -465,6 +464,33 @@ impl Role for Worker {
             )
             .under(SCRIPTS),
             of_process(
+                "script_requirements",
+                Kind::Text,
+                "INDEX_URL",
+                None,
+                "Install what the requirements.txt of a script names, wheels of this index alone, in an environment for each \
+                 owner. Without it nothing is installed, and a script whose requirements the interpreter does not satisfy \
+                 does not run here",
+            )
+            .under(SCRIPTS),
+            of_process(
+                "script_requirements_time",
+                Kind::Duration,
+                "DURATION",
+                Some("10m"),
+                "Longest time for the install of one requirements.txt",
+            )
+            .under(SCRIPTS),
+            of_process(
+                "script_requirements_disk",
+                Kind::Bytes,
+                "BYTES",
+                Some("4GiB"),
+                "Largest size of what one requirements.txt installs, in bytes. There are as many environments as processes, \
+                 and 4 that no process uses",
+            )
+            .under(SCRIPTS),
+            of_process(
                 "python",
                 Kind::Path,
                 "PROGRAM",
@@ -528,24 +554,9 @@ impl Role for Worker {
         if ![NATIVE, PORTABLE].contains(&numerics) {
             wrong.push(format!("numerics: `{numerics}` is neither {NATIVE} nor {PORTABLE}"));
         }
-        wrong.extend(script_violations(settings));
+        wrong.extend(scripts::violations(settings));
         wrong
     }
-}
-
-/// Returns what is wrong in the settings of scripts.
-fn script_violations(settings: &Settings) -> Vec<String> {
-    let mut wrong = Vec::new();
-    if !(1..=u64::from(AGENT_PROCESSES_MAX)).contains(&settings.count("script_processes").unwrap_or(1)) {
-        wrong.push(format!("script_processes: from 1 to {AGENT_PROCESSES_MAX}"));
-    }
-    wrong
-}
-
-/// Returns the number of processes of scripts that a worker runs; `None`: it takes no scripts.
-pub(crate) fn script_processes(settings: &Settings) -> Option<u32> {
-    let count = settings.count("script_processes").and_then(|count| u32::try_from(count).ok());
-    settings.switch("scripts").then(|| count.unwrap_or(1))
 }
 
 /// Returns what is wrong with several devices for a ps.

@@ -91,6 +91,7 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         ("push", vec![push(pb::WireType::F32), push(pb::WireType::Bf16)]),
         ("pushed", vec![pushed()]),
         ("record", specs.iter().flat_map(records).collect()),
+        ("requirements", vec![REQUIREMENTS.into()]),
         ("safetensors", made(Format::Safetensors)),
         ("tar", tar.clone()),
         ("tar_with_checksums", tar),
@@ -101,6 +102,10 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         ("webp", images("webp")),
     ])
 }
+
+/// Requirements with each part that a line may have.
+const REQUIREMENTS: &str = "# all\nnumpy >= 1.26, <3  # arrays\nray[tune,a-b]~=2.30 ; python_version >= '3.10'\n\
+    x==1 \\\n  --hash=sha256:0000000000000000000000000000000000000000000000000000000000000000\n";
 
 /// Returns a bundle of some files.
 fn bundle() -> Vec<u8> {

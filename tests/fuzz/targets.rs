@@ -9,6 +9,7 @@ use proto::checkpoint::Error;
 use proto::checkpoint::data::Partition;
 use proto::checkpoint::manifest::Manifest;
 use proto::pb;
+use proto::requirements::Requirements;
 use proto::spec::JobSpec;
 
 use crate::messages;
@@ -21,7 +22,7 @@ pub(crate) type Target = (&'static str, data::fuzz::Target);
 const LONG: u64 = 1 << 40;
 
 /// Decoders that are not of data files.
-const OTHERS: [Target; 16] = [
+const OTHERS: [Target; 17] = [
     ("bundle", bundle),
     ("chunks", |bytes| net::bulk::messages::<pb::Chunks>(Bytes::copy_from_slice(bytes)).is_ok()),
     ("evaluated", messages::evaluated),
@@ -37,6 +38,7 @@ const OTHERS: [Target; 16] = [
     ("push", messages::push),
     ("pushed", messages::pushed),
     ("record", master::fuzz::record),
+    ("requirements", requirements),
     ("token_list", |bytes| std::str::from_utf8(bytes).is_ok_and(|text| Tokens::parse(text).is_ok())),
 ];
 
@@ -51,6 +53,15 @@ fn bundle(bytes: &[u8]) -> bool {
     let plain = |part: Component<'_>| matches!(part, Component::Normal(_));
     assert!(files.iter().all(|file| Path::new(file.path).components().all(plain)));
     assert_eq!(proto::bundle::encode(files).as_deref(), Ok(bytes));
+    true
+}
+
+/// Reads requirements. What is read is read as the same, and has no options but hashes.
+fn requirements(bytes: &[u8]) -> bool {
+    let Ok(read) = Requirements::parse(bytes) else { return false };
+    let text = read.to_string();
+    assert!(text.split_whitespace().all(|word| !word.starts_with('-') || word.starts_with("--hash=")));
+    assert_eq!(Requirements::parse(text.as_bytes()), Ok(read));
     true
 }
 

@@ -9,6 +9,12 @@ twice: `single` rounds every operation to f32, in the order of the paper's formu
 LAMB: You et al., "Large batch optimization for deep learning: training BERT in 76 minutes", 2019, algorithm 2, with the
 identity as phi.
 FTRL: McMahan et al., "Ad click prediction: a view from the trenches", 2013, algorithm 1.
+
+PyTorch has the following two, with epsilon in another place:
+
+Adam: Kingma and Ba, "Adam: a method for stochastic optimization", 2014. Before the correction of the bias, epsilon is the
+"epsilon hat" of the last formula of its section 2, which Keras has. Under the root it is the `eps_root` of optax.
+RMSProp: epsilon under the root, as in Keras and optax.
 """
 
 import json
@@ -63,6 +69,44 @@ def lamb(real, w, slots, g, step, alpha, betas=(0.9, 0.999), eps=1e-6, weight_de
     return w, dict(exp_avg=m, exp_avg_sq=v)
 
 
+def adam(real, w, slots, g, step, alpha, betas=(0.9, 0.999), eps=1e-8, root=0, hat=False, decay=0, largest=False):
+    """Two orders of one formula. `decay` shrinks the weights; `largest` is AMSGrad, without a correction of its maximum."""
+    b1, b2 = betas
+    slots = dict(slots)
+    m = slots["exp_avg"] + real(1 - b1) * (g - slots["exp_avg"])  # b1 m + (1 - b1) g
+    v = slots["exp_avg_sq"] * real(b2) + real(1 - b2) * g * g
+    slots |= dict(exp_avg=m, exp_avg_sq=v)
+    if largest:
+        slots["max_exp_avg_sq"] = v = np.maximum(slots["max_exp_avg_sq"], v)
+    rate, correction = alpha / (1 - b1**step), 1 - b2**step
+    if hat:
+        w = w * real(1 - alpha * decay) - real(rate * np.sqrt(correction)) * m / (np.sqrt(v + real(root)) + real(eps))
+    else:
+        # sqrt(v / correction + root)
+        denominator = np.sqrt(v + real(root * correction)) / real(np.sqrt(correction)) + real(eps)
+        w = w * real(1 - alpha * decay) - real(rate) * m / denominator
+    return w, slots
+
+
+def rmsprop(real, w, slots, g, _, alpha, rho=0.9, eps=1e-7, momentum=0, centered=False):
+    """Epsilon under the root alone."""
+    slots = dict(slots)
+    s = slots["square_avg"] * real(rho) + real(1 - rho) * g * g
+    slots["square_avg"] = s
+    if centered:
+        a = slots["grad_avg"] + real(1 - rho) * (g - slots["grad_avg"])
+        slots["grad_avg"] = a
+        s = s - a * a
+    root = np.sqrt(s + real(eps))
+    if not momentum:
+        return w - real(alpha) * g / root, slots
+    slots["momentum_buffer"] = slots["momentum_buffer"] * real(momentum) + g / root
+    return w - real(alpha) * slots["momentum_buffer"], slots
+
+
+# Added beside the root, where there is no other epsilon: the ps need one that is not 0, and this one no sum notices.
+TINY = 2.0**-126
+
 # (name, the job's [optimizer] table, the rule, its slots' first values, its settings, scale of the gradient)
 CASES = [
     ("ftrl", dict(kind="ftrl", learning_rate=0.1), ftrl, dict(z=0, n=0), {}, 1),
@@ -81,6 +125,71 @@ CASES = [
         lamb,
         dict(exp_avg=0, exp_avg_sq=0),
         dict(betas=(0.8, 0.95), eps=1e-4, weight_decay=0.1),
+        1 / 3,
+    ),
+    (
+        "adam, eps before the correction",
+        dict(kind="adam", learning_rate=0.01, eps=1e-7, eps_before_correction=True),
+        adam,
+        dict(exp_avg=0, exp_avg_sq=0),
+        dict(eps=1e-7, hat=True),
+        1,
+    ),
+    (
+        "adamw, eps before the correction and under the root",
+        dict(
+            # A weight shrinks by 2^-9: any other factor is rounded, a hundred times.
+            kind="adamw",
+            learning_rate=0.015625,
+            betas=[0.8, 0.95],
+            eps=1e-3,
+            eps_root=1e-5,
+            eps_before_correction=True,
+            weight_decay=0.125,
+        ),
+        adam,
+        dict(exp_avg=0, exp_avg_sq=0),
+        dict(betas=(0.8, 0.95), eps=1e-3, root=1e-5, hat=True, decay=0.125),
+        1 / 3,
+    ),
+    (
+        "amsgrad, eps before the correction",
+        dict(kind="amsgrad", learning_rate=0.01, eps=1e-4, eps_before_correction=True),
+        adam,
+        dict(exp_avg=0, exp_avg_sq=0, max_exp_avg_sq=0),
+        dict(eps=1e-4, hat=True, largest=True),
+        1,
+    ),
+    (
+        "adam, eps_root",
+        dict(kind="adam", learning_rate=0.01, eps_root=1e-4),
+        adam,
+        dict(exp_avg=0, exp_avg_sq=0),
+        dict(root=1e-4),
+        1,
+    ),
+    (
+        "rmsprop, eps_root",
+        dict(kind="rmsprop", learning_rate=0.01, alpha=0.9, eps=TINY, eps_root=1e-7),
+        rmsprop,
+        dict(square_avg=0),
+        {},
+        1,
+    ),
+    (
+        "rmsprop, eps_root, centered with momentum, mean of 3 samples",
+        dict(
+            kind="rmsprop",
+            learning_rate=0.005,
+            alpha=0.8,
+            eps=TINY,
+            eps_root=1e-4,
+            momentum=0.7,
+            centered=True,
+        ),
+        rmsprop,
+        dict(square_avg=0, grad_avg=0, momentum_buffer=0),
+        dict(rho=0.8, eps=1e-4, momentum=0.7, centered=True),
         1 / 3,
     ),
 ]

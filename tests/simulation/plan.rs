@@ -52,6 +52,8 @@ pub(crate) struct Plan {
     /// Norm at which steps are clipped, over the whole model, so that several ps must exchange
     /// theirs.
     pub(crate) clip_norm: Option<f64>,
+    /// Whether some tensors have settings of their own.
+    pub(crate) groups: bool,
     /// Type of the exchange.
     pub(crate) dtype: &'static str,
     /// Whether a part of the records evaluates the model after each epoch.
@@ -229,6 +231,7 @@ impl Plan {
             // Lamb has norms of its own.
             plan.clip_norm = plan.clip_norm.filter(|_| plan.optimizer != "lamb");
         }
+        plan.groups = Dice(Keyed::new(seed, "groups", 0)).one_in(3);
         let mut plan = plan.with_faults_at_the_edges(seed).with_faults_of_members(seed);
         if plan.workers == 1 && plan.alone() > ALONE_MAX && !seed.is_multiple_of(50) {
             (plan.slow_compute_ms, plan.slow_links) = (plan.compute_ms, 0);
@@ -342,6 +345,7 @@ impl Plan {
             delay,
             optimizer: "sgd",
             clip_norm: None,
+            groups: false,
             dtype: "f32",
             evaluates: dice.one_in(3),
             evaluates_epochs: None,
@@ -507,6 +511,8 @@ impl Plan {
     pub(crate) fn job(&self, seed: u64) -> String {
         let delay = self.delay.map(|delay| format!("delay = {delay}")).unwrap_or_default();
         let clip_norm = self.clip_norm.map(|norm| format!("clip_norm = {norm:?}")).unwrap_or_default();
+        let groups = "[[optimizer.groups]]\ntensors = [\"b*\"]\nlearning_rate = 0.003\nweight_decay = 0.1";
+        let groups = if self.groups { groups } else { "" };
         let validation = if self.evaluates { "validation_fraction = 0.2" } else { "" };
         let every = [("every_epochs", self.evaluates_epochs), ("every_steps", self.evaluates_every)];
         let every = every.into_iter().filter_map(|(key, every)| Some(format!("{key} = {}", every?)));
@@ -558,6 +564,7 @@ effective = {effective}
 kind = "{optimizer}"
 learning_rate = {learning_rate:?}
 {clip_norm}
+{groups}
 [consistency]
 mode = "{mode}"
 {delay}
@@ -590,6 +597,7 @@ pull_attempts_max = {pull_attempts_max}
             delay: (mode == "pipelined").then_some(1),
             optimizer: "adam",
             clip_norm: None,
+            groups: false,
             evaluates: false,
             evaluates_epochs: None,
             evaluates_every: None,

@@ -320,6 +320,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
     checks::add("checkpoints", seen.events.iter().filter(complete).count() as u64);
     checks::add("resumptions", seen.resumed);
     checks::add("runs with norms", u64::from(plan.clip_norm.is_some()));
+    checks::add("runs with groups of tensors", u64::from(plan.groups));
     checks::add("runs with norms of several ps", u64::from(plan.clip_norm.is_some() && plan.ps > 1));
     checks::add("runs that exchange 16 bits", u64::from(plan.dtype != "f32"));
     checks::add("ps back with their parts", told("is back with its partitions"));

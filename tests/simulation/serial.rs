@@ -9,7 +9,7 @@ use ebbflow::model::{Model, OwnMemory};
 use ebbflow::random;
 use ebbflow::spec::JobSpec;
 use ebbflow::tensor::{TensorRole, TensorSpec, Values};
-use kernels::{Optimizer, Update, cpu};
+use kernels::{Optimizers, Update, Updates, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
 use proto::placement::Layout;
 use proto::tree::Node;
@@ -22,14 +22,15 @@ use crate::plan::Plan;
 pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
-    let optimizer = Optimizer::new(&spec.optimizer, plan.steps()).expect("a valid optimizer");
     let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), class);
+    let optimizers =
+        Optimizers::new(&spec.optimizer, &model.tensors(), plan.steps()).expect("a valid optimizer");
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
-    let slot = |len| {
-        let initial = (0..optimizer.slots()).map(|slot| vec![optimizer.slot_initial(slot); len]);
-        initial.collect()
+    let slots = |(tensor, values): (usize, &Values)| {
+        let slot = |slot| vec![optimizers.of(tensor).slot_initial(slot); values.len()];
+        (0..optimizers.slots()).map(slot).collect()
     };
-    let mut slots: Vec<Vec<Vec<f32>>> = versions[0].iter().map(|values| slot(values.len())).collect();
+    let mut slots: Vec<Vec<Vec<f32>>> = versions[0].iter().enumerate().map(slots).collect();
     for step in (0..plan.steps()).map(Step) {
         let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();
         round(spec, &model, &mut weights);
@@ -46,7 +47,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             if batch.samples == 0 {
                 return nothing(model, &weights);
             }
-            let key = random::key(spec.seed, "dropout", id.get());
+            let key = random::microbatch_key(spec.seed, id);
             model.weighted_gradients(&batch, key, &OwnMemory).expect("gradients").values
         };
         let sum = reduce(spec, &mut model, Node::root(plan.of(step)), plan.of(step), &leaf);
@@ -57,7 +58,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             continue;
         }
         let scale = 1.0 / samples.get() as f32;
-        let updates = with_norms(&model, optimizer.prepare(step.get(), scale), current, &sum, &slots);
+        let updates = with_norms(&model, &optimizers.prepare(step.get(), scale), current, &sum, &slots);
         let tensors = model.tensors();
         let next = (0..tensors.len()).map(|at| match tensors[at].role {
             TensorRole::Parameter => {
@@ -72,6 +73,11 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
                 Values::F32(next)
             }
             TensorRole::Counter => sum[at].clone(),
+            TensorRole::Register => {
+                let mut next = current[at].clone();
+                next.merge(&sum[at]);
+                next
+            }
         });
         let next = next.collect();
         versions.push(next);
@@ -83,7 +89,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
 fn nothing(model: &Oracle, weights: &[Values]) -> Vec<Values> {
     let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
         TensorRole::Parameter => tensor.zeros(),
-        TensorRole::State | TensorRole::Counter => values.clone(),
+        TensorRole::State | TensorRole::Counter | TensorRole::Register => values.clone(),
     };
     model.tensors().iter().zip(weights).map(nothing).collect()
 }
@@ -92,24 +98,24 @@ fn nothing(model: &Oracle, weights: &[Values]) -> Vec<Values> {
 /// tensor is one chunk, and parameters come first.
 fn with_norms(
     model: &Oracle,
-    update: Update,
+    updates: &Updates,
     weights: &[Values],
     sum: &[Values],
     slots: &[Vec<Vec<f32>>],
 ) -> Vec<Update> {
     let parameters = model.tensors().iter().filter(|tensor| tensor.role == TensorRole::Parameter).count();
-    if !update.needs_norms() {
-        return vec![update; parameters];
+    if !updates.needs_norms() {
+        return (0..parameters).map(|tensor| *updates.of(tensor)).collect();
     }
     let layout = Layout::new(model.tensors(), 1).expect("a model");
     let chunks: Vec<_> = (0..parameters as u32).map(ChunkId).collect();
     let measure = |&chunk: &ChunkId| {
         let at = chunk.0 as usize;
         let slots: Vec<&[f32]> = slots[at].iter().map(Vec::as_slice).collect();
-        (chunk, cpu::measure(&update, weights[at].as_f32().unwrap(), sum[at].bytes(), &slots))
+        (chunk, cpu::measure(updates.of(at), weights[at].as_f32().unwrap(), sum[at].bytes(), &slots))
     };
     let squares: Vec<_> = chunks.iter().map(measure).collect();
-    update.with_norms(&layout, &squares, &chunks)
+    updates.with_norms(&layout, &squares, &chunks)
 }
 
 fn reduce(

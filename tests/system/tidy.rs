@@ -261,6 +261,7 @@ fn the_job_file_reference_names_every_setting_and_every_choice() {
         "proto/src/spec/checkpoint.rs",
         "proto/src/spec/purpose.rs",
         "proto/src/optimizer.rs",
+        "proto/src/optimizer/groups.rs",
         "proto/src/optimizer/schedule.rs",
     ] {
         for name in names(&read(&root().join(file))) {

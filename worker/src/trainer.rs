@@ -79,7 +79,7 @@ impl Piece {
         batch: Batch,
         progress: &Progress,
     ) -> Result<(Self, pb::MicrobatchReport)> {
-        let key = random::key(job.spec.seed, "dropout", microbatch.id.get());
+        let key = random::microbatch_key(job.spec.seed, microbatch.id);
         let (weights, place, warning) = (weights.clone(), progress.clone(), job.warning());
         job.compute
             .call(move |loaded| {
@@ -152,7 +152,7 @@ impl Piece {
 fn nothing(tensors: &[TensorSpec], weights: &[Values]) -> Vec<Values> {
     let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
         TensorRole::Parameter => tensor.zeros(),
-        TensorRole::State | TensorRole::Counter => values.clone(),
+        TensorRole::State | TensorRole::Counter | TensorRole::Register => values.clone(),
     };
     tensors.iter().zip(weights).map(nothing).collect()
 }

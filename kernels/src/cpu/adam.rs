@@ -25,35 +25,53 @@ pub(crate) struct Adam {
     square_share: f32,
     /// `sqrt(1 - betas[1]^t)`.
     square_correction: f32,
+    /// `eps_root * (1 - betas[1]^t)`: under the root, the square is not corrected yet.
+    eps_root: f32,
     eps: f32,
     /// `learning_rate / (1 - betas[0]^t)`.
     step_size: f32,
 }
 
+/// What is added to the denominator.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Epsilon {
+    /// To the root.
+    pub(crate) beside: f64,
+    /// Under the root.
+    pub(crate) under: f64,
+    /// Both to the root of v as it is, and not of the corrected v. `step_size` then has the
+    /// correction of the square, and `square_correction` is 1.
+    pub(crate) uncorrected: bool,
+}
+
 impl Adam {
     pub(crate) fn new(
         [beta1, beta2]: [f64; 2],
-        eps: f64,
+        epsilon: Epsilon,
         shrink: f64,
         learning_rate: f64,
         step: u64,
     ) -> Self {
         let count = step + 1; // PyTorch counts this step already
+        let (square, rate) = (1.0 - power(beta2, count), learning_rate / (1.0 - power(beta1, count)));
+        let (square, step_size) =
+            if epsilon.uncorrected { (1.0, rate * square.sqrt()) } else { (square, rate) };
         Self {
             shrink: shrink as f32,
             average_share: (1.0 - beta1) as f32,
             square_kept: beta2 as f32,
             square_share: (1.0 - beta2) as f32,
-            square_correction: (1.0 - power(beta2, count)).sqrt() as f32,
-            eps: eps as f32,
-            step_size: (learning_rate / (1.0 - power(beta1, count))) as f32,
+            square_correction: square.sqrt() as f32,
+            eps_root: (epsilon.under * square) as f32,
+            eps: epsilon.beside as f32,
+            step_size: step_size as f32,
         }
     }
 }
 
 impl<const SLOTS: usize> Kernel<SLOTS> for Adam {
     /// `m += (1 - b1)(g - m); v = b2 v + (1 - b2) g^2;`
-    /// `next = w - step_size * m / (sqrt(v) / square_correction + eps)`.
+    /// `next = w - step_size * m / (sqrt(v + eps_root) / square_correction + eps)`.
     ///
     /// With a third slot the root is that of `v_max = max(v_max, v)`.
     #[inline(always)]
@@ -73,7 +91,9 @@ impl<const SLOTS: usize> Kernel<SLOTS> for Adam {
         if SLOTS == 3 {
             slots[2] = slots[2].max(square);
         }
-        let root = slots[SLOTS - 1].sqrt() / gradient.splat(self.square_correction);
+        // A sum with 0 has the bits of the square, and a quotient by 1 those of the root.
+        let square = slots[SLOTS - 1] + gradient.splat(self.eps_root);
+        let root = square.sqrt() / gradient.splat(self.square_correction);
         let denominator = root + gradient.splat(self.eps);
         let next =
             weight * gradient.splat(self.shrink) - gradient.splat(self.step_size) * average / denominator;

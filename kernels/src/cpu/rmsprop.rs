@@ -15,23 +15,26 @@ pub(crate) struct Rmsprop<const CENTERED: bool> {
     /// `alpha` and `1 - alpha`.
     kept: f32,
     share: f32,
+    eps_root: f32,
     eps: f32,
     momentum: f32,
     learning_rate: f32,
 }
 
 impl<const CENTERED: bool> Rmsprop<CENTERED> {
-    pub(crate) const fn new(alpha: f64, eps: f64, momentum: f64, learning_rate: f32) -> Self {
+    pub(crate) const fn new(alpha: f64, eps: f64, eps_root: f64, momentum: f64, learning_rate: f32) -> Self {
         let (kept, share) = (alpha as f32, (1.0 - alpha) as f32);
-        Self { kept, share, eps: eps as f32, momentum: momentum as f32, learning_rate }
+        let (eps_root, eps) = (eps_root as f32, eps as f32);
+        Self { kept, share, eps_root, eps, momentum: momentum as f32, learning_rate }
     }
 }
 
 impl<const CENTERED: bool, const SLOTS: usize> Kernel<SLOTS> for Rmsprop<CENTERED> {
-    /// `s = alpha s + (1 - alpha) g^2; next = w - learning_rate * g / (sqrt(s) + eps)`.
+    /// `s = alpha s + (1 - alpha) g^2; next = w - learning_rate * g / (sqrt(s + eps_root) + eps)`.
     ///
-    /// Centered, the root is that of `s - a^2` with `a += (1 - alpha)(g - a)`. With a velocity,
-    /// `v = momentum * v + g / (sqrt(s) + eps); next = w - learning_rate * v`.
+    /// Centered, `s - a^2` is in the place of s under the root, with `a += (1 - alpha)(g - a)`.
+    /// With a velocity, `v = momentum * v + g / (sqrt(s + eps_root) + eps)` and `next = w -
+    /// learning_rate * v`.
     #[inline(always)]
     fn update<V: Lanes>(
         &self,
@@ -55,7 +58,8 @@ impl<const CENTERED: bool, const SLOTS: usize> Kernel<SLOTS> for Rmsprop<CENTERE
         } else {
             square
         };
-        let denominator = variance.sqrt() + gradient.splat(self.eps);
+        let root = (variance + gradient.splat(self.eps_root)).sqrt();
+        let denominator = root + gradient.splat(self.eps);
         let rate = gradient.splat(self.learning_rate);
         if !moves {
             return (weight - rate * gradient / denominator, slots);

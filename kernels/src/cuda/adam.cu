@@ -8,6 +8,7 @@ struct Adam {
     float square_kept;
     float square_share;
     float square_correction;
+    float eps_root;
     float eps;
     float step_size;
 
@@ -20,7 +21,7 @@ struct Adam {
         if (COUNT == 3) {
             slots[2] = max_of(slots[2], square);
         }
-        const float root = sqrtf(slots[COUNT - 1]) / square_correction;
+        const float root = sqrtf(slots[COUNT - 1] + eps_root) / square_correction;
         const float denominator = root + eps;
         return weight * shrink - step_size * average / denominator;
     }

@@ -6,6 +6,7 @@ struct Rmsprop {
     enum { SLOTS = 1 + CENTERED + MOVES };
     float kept;
     float share;
+    float eps_root;
     float eps;
     float momentum;
     float learning_rate;
@@ -20,7 +21,7 @@ struct Rmsprop {
             slots[SLOTS - 1] = average;
             variance = square - average * average;
         }
-        const float denominator = sqrtf(variance) + eps;
+        const float denominator = sqrtf(variance + eps_root) + eps;
         if (!MOVES) {
             return weight - learning_rate * gradient / denominator;
         }

@@ -25,6 +25,8 @@ pub(crate) fn optimizers() -> Vec<Optimizer> {
         spec.weight_decay = has("weight_decay").then_some(0.05);
         spec.betas = has("betas").then_some([0.4, 0.95]);
         spec.eps = has("eps").then_some(1e-5);
+        spec.eps_root = has("eps_root").then_some(1e-4);
+        spec.eps_before_correction = has("eps_before_correction").then_some(true);
         spec.lr_decay = has("lr_decay").then_some(0.1);
         spec.initial_accumulator_value = has("initial_accumulator_value").then_some(0.3);
         spec.alpha = has("alpha").then_some(0.4);

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use proto::ids::{Epoch, Step, Version};
-use proto::metrics::{Confusion, Evaluation, Merger, Metric};
+use proto::metrics::{Confusion, Evaluation, Merger, Metric, Sums};
 use proto::pb;
 use proto::plan::Occasions;
 use proto::spec::ValidationSet;
@@ -120,6 +120,8 @@ pub(super) struct MeasuredSet {
     pub(super) name: String,
     /// Values of the metrics, the loss included.
     pub(super) metrics: BTreeMap<String, f64>,
+    /// Sums of a program's own metrics that are no means.
+    pub(super) sums: Sums,
     pub(super) confusion: Option<Confusion>,
     pub(super) samples: u64,
     /// The records with the largest losses, the largest first.
@@ -219,6 +221,7 @@ impl Evaluations {
                 found.check(metrics).map_err(wrong)?;
             }
             found.tallies.retain(|metric, _| metrics.contains(metric));
+            found.sums.clear();
         }
         if let Some(running) = self.running.iter().find(|running| running.version == shard.version) {
             running.mergers[shard.set].check(&found).map_err(wrong)?;
@@ -264,12 +267,15 @@ impl Evaluations {
         while let Some(Running { version, mergers, worst }) = self.running.pop_front_if(is_whole) {
             let mut sets = Vec::with_capacity(mergers.len());
             for ((ValidationSet { name, .. }, merger), worst) in self.sets.iter().zip(mergers).zip(worst) {
-                let whole = merger.finish().map_err(|error| failed(version, error))?;
+                let mut whole = merger.finish().map_err(|error| failed(version, error))?;
+                let metrics = whole.values();
+                whole.sums.retain(|_, sum| !sum.is_mean);
                 sets.push(MeasuredSet {
                     name: name.clone(),
-                    metrics: whole.values(),
+                    metrics,
                     confusion: whole.confusion().cloned(),
                     samples: whole.samples,
+                    sums: whole.sums,
                     worst: worst.into_records(),
                 });
             }
@@ -297,7 +303,7 @@ impl Evaluations {
 
 #[cfg(test)]
 mod tests {
-    use proto::metrics::{ClassCounts, REPORT_SCORES_MAX, SCORES_MAX, ScoreCounts, Scores, Tally};
+    use proto::metrics::{ClassCounts, REPORT_SCORES_MAX, SCORES_MAX, ScoreCounts, Scores, Sum, Tally};
     use proto::plan::Plan;
 
     use super::*;
@@ -317,7 +323,8 @@ mod tests {
     fn evaluated(shard: &Shard, loss_sum: f64, right: f64) -> pb::Evaluated {
         let samples = shard.end - shard.begin;
         let tally = Tally::Mean { sum: right, count: samples };
-        encoded(Evaluation { samples, loss_sum, tallies: [(Metric::Accuracy, tally)].into() })
+        let tallies = [(Metric::Accuracy, tally)].into();
+        encoded(Evaluation { samples, loss_sum, tallies, ..Evaluation::default() })
     }
 
     fn encoded(evaluation: Evaluation) -> pb::Evaluated {
@@ -470,7 +477,8 @@ mod tests {
         let found = |samples: u64, right: f64| {
             let tally = Tally::Mean { sum: right, count: samples };
             let loss_sum = samples as f64;
-            encoded(Evaluation { samples, loss_sum, tallies: [(Metric::Accuracy, tally)].into() })
+            let tallies = [(Metric::Accuracy, tally)].into();
+            encoded(Evaluation { samples, loss_sum, tallies, ..Evaluation::default() })
         };
         let refused = evaluations.check(&shards[0], found(1000, 0.0), 23).unwrap_err();
         assert!(refused.contains("expected 1024, or up to 23 less, found 1000"), "{refused}");
@@ -502,7 +510,7 @@ mod tests {
         let shards = evaluations.begin(Step(2));
         let answer = |shard: &Shard, classes| {
             let tallies = [(Metric::F1, Tally::of_classes(classes).unwrap())].into();
-            encoded(Evaluation { samples: shard.end - shard.begin, loss_sum: 0.0, tallies })
+            encoded(Evaluation { samples: shard.end - shard.begin, tallies, ..Evaluation::default() })
         };
         assert_eq!(record(&mut evaluations, &shards[1], answer(&shards[1], 3)), []);
         let refused = evaluations.check(&shards[0], answer(&shards[0], 4), 0).unwrap_err();
@@ -531,7 +539,7 @@ mod tests {
                 (Metric::F1, Tally::Classes(classes)),
                 (Metric::ConfusionMatrix, Tally::Confusion(matrix)),
             ];
-            encoded(Evaluation { samples, loss_sum: 0.0, tallies: tallies.into() })
+            encoded(Evaluation { samples, tallies: tallies.into(), ..Evaluation::default() })
         };
         let found = answer(&shards[1], 3000.0, &[(0.4, false), (0.8, true)], 1);
         assert_eq!(record(&mut evaluations, &shards[1], found), []);
@@ -545,6 +553,51 @@ mod tests {
     }
 
     #[test]
+    fn sums_of_a_program_are_added_in_the_order_of_the_shards_whoever_reports_first() {
+        let shards = [0.1, 0.7, 1.0e17, -1.0e17];
+        let sums = |value: f64, count: u64| -> Sums {
+            let own = Sum { values: vec![value, 1.0], is_mean: false };
+            [
+                ("own".to_owned(), own),
+                ("mean".to_owned(), Sum { values: vec![value, count as f64], is_mean: true }),
+            ]
+            .into()
+        };
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
+            let mut evaluations = Evaluations::new(epochs(), of(4 * SHARD_RECORDS), None, None);
+            let begun = evaluations.begin(Step(2));
+            let mut measured = Vec::new();
+            for at in order {
+                assert_eq!(measured, []);
+                let samples = SHARD_RECORDS;
+                let found = Evaluation { samples, sums: sums(shards[at], samples), ..Evaluation::default() };
+                measured = record(&mut evaluations, &begun[at], encoded(found));
+            }
+            let set = &measured[0].sets[0];
+            let added = shards.into_iter().fold(0.0, |sum, next| sum + next);
+            assert_eq!(
+                set.sums,
+                [("own".to_owned(), Sum { values: vec![added, 4.0], is_mean: false })].into()
+            );
+            assert_eq!(set.metrics["mean"].to_bits(), (added / 4096.0).to_bits());
+        }
+    }
+
+    #[test]
+    fn sums_of_processes_that_measure_different_metrics_are_refused() {
+        let mut evaluations = Evaluations::new(epochs(), of(2 * SHARD_RECORDS), None, None);
+        let begun = evaluations.begin(Step(2));
+        let found = |name: &str| {
+            let sums = [(name.to_owned(), Sum { values: vec![1.0], is_mean: false })].into();
+            encoded(Evaluation { samples: SHARD_RECORDS, sums, ..Evaluation::default() })
+        };
+        record(&mut evaluations, &begun[1], found("mine"));
+        let error = evaluations.check(&begun[0], found("other"), 0).unwrap_err();
+        assert!(error.contains("expected `mine` of 1 numbers, as in other processes"), "{error}");
+        assert_eq!(record(&mut evaluations, &begun[0], found("mine")).len(), 1);
+    }
+
+    #[test]
     fn an_evaluation_with_too_many_scores_fails_and_says_what_to_do() {
         let shards = SCORES_MAX / REPORT_SCORES_MAX + 1;
         let records = shards as u64 * SHARD_RECORDS;
@@ -555,7 +608,7 @@ mod tests {
             let row = |score: usize| ScoreCounts { score: score as f32, positives: 1, negatives: 0 };
             let scores = Scores::from_table((first..first + REPORT_SCORES_MAX).map(row).collect()).unwrap();
             let tallies = [(Metric::Auc, Tally::Scores(scores))].into();
-            let found = Evaluation { samples: SHARD_RECORDS, loss_sum: 0.0, tallies };
+            let found = Evaluation { samples: SHARD_RECORDS, tallies, ..Evaluation::default() };
             let found = evaluations.check(shard, encoded(found), 0).unwrap();
             assert!(failed.is_none());
             failed = evaluations.record(shard, found).err();

@@ -152,18 +152,20 @@ impl Scripts for ScriptsService {
         request: Request<pb::BundleRequest>,
     ) -> Result<Response<Self::BundleStream>, Status> {
         let id = JobId(request.into_inner().script);
-        let (description, secrets, bundle) = self.shared.act(|books, _| {
+        let (description, owner, secrets, bundle) = self.shared.act(|books, _| {
             let script = books.script(id)?;
             let secrets = script.secrets(id)?.to_vec();
-            Ok::<_, Failure>((script.description.clone(), secrets, script.bundle.clone()))
+            let (description, owner) = (script.description.clone(), script.owner.clone());
+            Ok::<_, Failure>((description, owner, secrets, script.bundle.clone()))
         })?;
         let secrets = (!secrets.is_empty()).then_some(Sent::Secrets(pb::Secrets { secrets }));
-        let first = [Some(Sent::Script(description)), secrets].into_iter().flatten();
-        let first = first.map(|part| Ok(pb::BundleReply { part: Some(part) })).collect::<Vec<_>>();
+        let described = pb::BundleReply { part: Some(Sent::Script(description)), owner };
+        let secrets = secrets.map(|part| pb::BundleReply { part: Some(part), ..Default::default() });
+        let first = [Some(Ok(described)), secrets.map(Ok)];
         let parts = self.shared.artifacts.parts(id, Folder::Input, &bundle);
-        let sent = |part| pb::BundleReply { part: Some(Sent::Artifact(part)) };
+        let sent = |part| pb::BundleReply { part: Some(Sent::Artifact(part)), ..Default::default() };
         let parts = parts.map(move |part| part.map(sent).map_err(Status::from));
-        let all = futures::stream::iter(first.into_iter().chain(parts));
+        let all = futures::stream::iter(first.into_iter().flatten().chain(parts));
         Ok(Response::new(all.boxed()))
     }
 

@@ -137,7 +137,7 @@ impl<'a> Target<'a> {
                 meter.finish()
             }
         };
-        Ok(Evaluation { samples, loss_sum, tallies })
+        Ok(Evaluation { samples, loss_sum, tallies, ..Evaluation::default() })
     }
 
     /// Returns the loss of one record.

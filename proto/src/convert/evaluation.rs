@@ -1,11 +1,13 @@
 //! Measurements of records: what a worker counted, the confusion matrix of a job, and the worst
 //! records.
 
+use std::collections::BTreeMap;
+
 use super::field;
 use crate::error::{Error, Result};
 use crate::metrics::{
     CONFUSION_CLASSES_MAX, ClassCounts, Confusion, Evaluation, F1_CLASSES_MAX, Metric, REPORT_SCORES_MAX,
-    ScoreCounts, Scores, Tally,
+    ScoreCounts, Scores, Sum, Sums, Tally, check_sums,
 };
 use crate::pb;
 use crate::pb::tally::Kind;
@@ -15,7 +17,7 @@ impl TryFrom<pb::Evaluated> for Evaluation {
     type Error = Error;
 
     fn try_from(found: pb::Evaluated) -> Result<Self> {
-        let pb::Evaluated { loss_sum, samples, metric_sums, tallies, worst: _ } = found;
+        let pb::Evaluated { loss_sum, samples, metric_sums, tallies, worst: _, sums } = found;
         let metric = |name: &str| {
             let unknown = |_| field("Evaluated", "tallies", "names of metrics", format!("`{name}`"));
             name.parse::<Metric>().map_err(unknown)
@@ -27,6 +29,8 @@ impl TryFrom<pb::Evaluated> for Evaluation {
         for (name, tally) in tallies {
             evaluation.tallies.insert(metric(&name)?, tally.try_into()?);
         }
+        evaluation.sums = sums.into_iter().map(|(name, sum)| (name, sum.into())).collect();
+        check_sums(&evaluation.sums)?;
         Ok(evaluation)
     }
 }
@@ -35,11 +39,25 @@ impl TryFrom<pb::Evaluated> for Evaluation {
 ///
 /// # Errors
 /// [`Error::ReportScores`]: the outputs have too many distinct values for a message.
+/// [`Error::Field`]: sums are too many or too large.
 pub fn evaluated(found: Evaluation) -> Result<pb::Evaluated> {
-    let Evaluation { samples, loss_sum, tallies } = found;
+    let Evaluation { samples, loss_sum, tallies, sums } = found;
+    check_sums(&sums)?;
     let encode = |(metric, tally): (Metric, Tally)| Ok((metric.name(), pb::Tally::try_from(tally)?));
     let tallies = tallies.into_iter().map(encode).collect::<Result<_>>()?;
-    Ok(pb::Evaluated { loss_sum, samples, tallies, ..pb::Evaluated::default() })
+    Ok(pb::Evaluated { loss_sum, samples, tallies, sums: metric_sums(sums), ..pb::Evaluated::default() })
+}
+
+/// Encodes sums of a program's own metrics.
+pub fn metric_sums(sums: Sums) -> BTreeMap<String, pb::MetricSum> {
+    let encode = |Sum { values, is_mean }| pb::MetricSum { values, mean: is_mean };
+    sums.into_iter().map(|(name, sum)| (name, encode(sum))).collect()
+}
+
+impl From<pb::MetricSum> for Sum {
+    fn from(pb::MetricSum { values, mean }: pb::MetricSum) -> Self {
+        Self { values, is_mean: mean }
+    }
 }
 
 impl TryFrom<Tally> for pb::Tally {
@@ -260,7 +278,9 @@ mod tests {
     proptest! {
         #[test]
         fn measurements_survive_the_wire(samples in any::<u64>(), tallies in proptest::collection::vec(tally(), 0..9)) {
-            let found = Evaluation { samples, loss_sum: 0.25, tallies: tallies.into_iter().collect() };
+            let sum = Sum { values: vec![samples as f64, 0.5], is_mean: samples % 2 == 0 };
+            let sums = [("mine".to_owned(), sum)].into();
+            let found = Evaluation { samples, loss_sum: 0.25, tallies: tallies.into_iter().collect(), sums };
             let bytes = evaluated(found.clone()).unwrap().encode_to_vec();
             let read: Evaluation = pb::Evaluated::decode(&*bytes).unwrap().try_into().unwrap();
             prop_assert_eq!(read, found);

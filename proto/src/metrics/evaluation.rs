@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use super::{Confusion, Metric, Tallies, Tally};
+use super::sums;
+use super::{Confusion, Metric, Sums, Tallies, Tally};
 use crate::error::{Error, Result};
 
 /// Measurements of records.
@@ -15,16 +16,19 @@ pub struct Evaluation {
     pub loss_sum: f64,
     /// Tallies of the job's metrics.
     pub tallies: Tallies,
+    /// Sums of a program's own metrics.
+    pub sums: Sums,
 }
 
 impl Evaluation {
     /// Adds the measurements of the records that come next.
     ///
     /// # Errors
-    /// Tallies of a metric do not belong together, or there are too many scores.
+    /// Tallies of a metric or sums do not belong together, or there are too many scores.
     pub fn merge(&mut self, next: Self) -> Result<()> {
         self.samples = self.samples.saturating_add(next.samples);
         self.loss_sum += next.loss_sum;
+        sums::merge(&mut self.sums, next.sums)?;
         merge(&mut self.tallies, next.tallies)
     }
 
@@ -47,6 +51,7 @@ impl Evaluation {
     pub fn values(&self) -> BTreeMap<String, f64> {
         let value = |(metric, tally): (&Metric, &Tally)| Some((metric.name(), metric.value(tally)?));
         let mut values: BTreeMap<_, _> = self.tallies.iter().filter_map(value).collect();
+        values.extend(self.sums.iter().filter_map(|(name, sum)| Some((name.clone(), sum.mean()?))));
         values.insert("loss".to_owned(), self.loss_sum / self.samples as f64);
         values
     }
@@ -76,8 +81,14 @@ fn merge(into: &mut Tallies, from: Tallies) -> Result<()> {
 /// order.
 #[derive(Debug)]
 pub struct Merger {
-    /// What must be added in order of each data shard: samples, losses, and means.
+    /// What must be added in order of each data shard: samples, losses, means, and the sums of the
+    /// shards from `added` on.
     shards: Vec<Option<Evaluation>>,
+    /// Sums of the shards before `added`, which may be large.
+    sums: Sums,
+    added: usize,
+    /// Sums of one shard, which show the names and sizes of all.
+    shape: Sums,
     /// Number of shards without measurements.
     missing: usize,
     /// Tallies that merge exactly.
@@ -87,7 +98,14 @@ pub struct Merger {
 impl Merger {
     /// Creates the merger of this many data shards.
     pub fn new(shards: usize) -> Self {
-        Self { shards: vec![None; shards], missing: shards, exact: Tallies::new() }
+        Self {
+            shards: vec![None; shards],
+            sums: Sums::new(),
+            added: 0,
+            shape: Sums::new(),
+            missing: shards,
+            exact: Tallies::new(),
+        }
     }
 
     /// Returns whether all data shards are measured.
@@ -104,7 +122,9 @@ impl Merger {
     ///
     /// # Errors
     /// [`Error::Tally`]: the kinds of a metric's tallies, or their numbers of classes, differ.
+    /// [`Error::Field`]: names or sizes of sums differ.
     pub fn check(&self, found: &Evaluation) -> Result<()> {
+        sums::check_together(&self.shape, &found.sums)?;
         let both = found
             .tallies
             .iter()
@@ -121,8 +141,15 @@ impl Merger {
         self.check(&found)?;
         let Some(place) = self.shards.get_mut(shard).filter(|place| place.is_none()) else { return Ok(()) };
         let (ordered, exact) = found.tallies.into_iter().partition(|(_, tally)| tally.is_ordered());
+        if self.shape.is_empty() {
+            self.shape = found.sums.clone();
+        }
         *place = Some(Evaluation { tallies: ordered, ..found });
         self.missing -= 1;
+        while let Some(Some(next)) = self.shards.get_mut(self.added) {
+            sums::merge(&mut self.sums, std::mem::take(&mut next.sums))?;
+            self.added += 1;
+        }
         merge(&mut self.exact, exact)
     }
 
@@ -136,6 +163,7 @@ impl Merger {
             whole.merge(shard)?;
         }
         whole.tallies.extend(self.exact);
+        whole.sums = self.sums;
         for tally in whole.tallies.values_mut() {
             if let Tally::Scores(scores) = tally {
                 scores.finish()?;

@@ -193,7 +193,12 @@ fn evaluation(records: &[(f64, f32, bool, usize, usize)]) -> Evaluation {
         (Metric::F1, Tally::Classes(classes)),
         (Metric::ConfusionMatrix, Tally::Confusion(matrix)),
     ];
-    Evaluation { samples: records.len() as u64, loss_sum: sum, tallies: tallies.into() }
+    Evaluation {
+        samples: records.len() as u64,
+        loss_sum: sum,
+        tallies: tallies.into(),
+        ..Evaluation::default()
+    }
 }
 
 fn bits(evaluation: &Evaluation) -> Vec<(String, u64)> {

@@ -26,17 +26,21 @@ pub enum Rule {
         /// Added to the gradient, times the weights.
         weight_decay: f64,
     },
-    /// adam, adamw and amsgrad.
+    /// adam, adamw, amsgrad and amsgradw.
     Adam {
         /// Shares of the running means that are kept.
         betas: [f64; 2],
         /// Added to the denominator.
         eps: f64,
+        /// Added under the root of the denominator.
+        eps_root: f64,
+        /// Add both before the bias correction of the square.
+        eps_before_correction: bool,
         /// Added to the gradient, times the weights; or see `decoupled`.
         weight_decay: f64,
-        /// adamw: decay the weights themselves instead of adding to the gradient.
+        /// adamw, amsgradw: decay the weights themselves instead of adding to the gradient.
         decoupled: bool,
-        /// amsgrad: divide by the largest mean square so far instead of by the current one.
+        /// amsgrad, amsgradw: divide by the largest mean square so far, not by the current one.
         amsgrad: bool,
     },
     /// adagrad.
@@ -56,6 +60,8 @@ pub enum Rule {
         alpha: f64,
         /// Added to the denominator.
         eps: f64,
+        /// Added under the root of the denominator.
+        eps_root: f64,
         /// Added to the gradient, times the weights.
         weight_decay: f64,
         /// Share of the velocity that is kept. 0 means that there is no velocity.

@@ -20,11 +20,39 @@ fn defaults_are_those_of_pytorch() {
     );
     assert_eq!(
         rule(OptimizerKind::Adam),
-        Rule::Adam { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.0, decoupled: false, amsgrad: false }
+        Rule::Adam {
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_root: 0.0,
+            eps_before_correction: false,
+            weight_decay: 0.0,
+            decoupled: false,
+            amsgrad: false
+        }
     );
     assert_eq!(
         rule(OptimizerKind::AdamW),
-        Rule::Adam { betas: [0.9, 0.999], eps: 1e-8, weight_decay: 0.01, decoupled: true, amsgrad: false }
+        Rule::Adam {
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_root: 0.0,
+            eps_before_correction: false,
+            weight_decay: 0.01,
+            decoupled: true,
+            amsgrad: false
+        }
+    );
+    assert_eq!(
+        rule(OptimizerKind::Amsgradw),
+        Rule::Adam {
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            eps_root: 0.0,
+            eps_before_correction: false,
+            weight_decay: 0.01,
+            decoupled: true,
+            amsgrad: true
+        }
     );
     assert_eq!(
         rule(OptimizerKind::Adagrad),
@@ -32,7 +60,14 @@ fn defaults_are_those_of_pytorch() {
     );
     assert_eq!(
         rule(OptimizerKind::Rmsprop),
-        Rule::Rmsprop { alpha: 0.99, eps: 1e-8, weight_decay: 0.0, momentum: 0.0, centered: false }
+        Rule::Rmsprop {
+            alpha: 0.99,
+            eps: 1e-8,
+            eps_root: 0.0,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            centered: false
+        }
     );
     assert_eq!(rule(OptimizerKind::Adadelta), Rule::Adadelta { rho: 0.9, eps: 1e-6, weight_decay: 0.0 });
 }
@@ -47,7 +82,7 @@ fn all_violations_are_reported_at_once() {
         found,
         [
             "optimizer.eps: not a setting of kind `sgd` (which has weight_decay, clip_norm); remove it or choose a kind \
-             that has it: adam, adamw, amsgrad, adagrad, rmsprop, adadelta, lamb",
+             that has it: adam, adamw, amsgrad, amsgradw, adagrad, rmsprop, adadelta, lamb",
             "optimizer.learning_rate = -1, expected a number above 0 that fits an f32",
             "optimizer.weight_decay = NaN, expected a finite number, at least 0",
             "optimizer.schedule.every_steps: missing, kind `step` needs it",
@@ -71,6 +106,11 @@ fn each_setting_has_its_range() {
         ("kind = 'adam'\nlearning_rate = 1\nbetas = [0.9, -0.1]", "betas[1]"),
         ("kind = 'adam'\nlearning_rate = 1\neps = 0", "eps"),
         ("kind = 'adamw'\nlearning_rate = 1\nweight_decay = -0.1", "weight_decay"),
+        ("kind = 'adamw'\nlearning_rate = 1\neps_root = -1e-9", "eps_root"),
+        ("kind = 'rmsprop'\nlearning_rate = 1\neps_root = inf", "eps_root"),
+        ("kind = 'adadelta'\nlearning_rate = 1\neps_root = 0", "eps_root"),
+        ("kind = 'rmsprop'\nlearning_rate = 1\neps_before_correction = true", "eps_before_correction"),
+        ("kind = 'lamb'\nlearning_rate = 1\neps_before_correction = false", "eps_before_correction"),
         ("kind = 'adagrad'\nlearning_rate = 1\neps = 1e-46", "eps"),
         ("kind = 'adagrad'\nlearning_rate = 1\nlr_decay = inf", "lr_decay"),
         ("kind = 'adagrad'\nlearning_rate = 1\ninitial_accumulator_value = -1", "initial_accumulator_value"),
@@ -115,6 +155,22 @@ fn the_table_survives_json_and_toml() {
     assert_eq!(serde_json::from_str::<OptimizerSpec>(&json).expect("readable"), spec);
     assert!(!json.contains("null") && !json.contains("momentum"), "{json}");
     assert_eq!(parse(&toml::to_string(&spec).expect("serialisable")), spec);
+}
+
+#[test]
+fn a_table_without_the_place_of_eps_is_written_without_it_and_means_that_of_pytorch() {
+    for kind in ["adam", "adamw", "amsgrad", "amsgradw", "rmsprop"] {
+        let table = format!(r#"{{"kind":"{kind}","learning_rate":0.1,"schedule":{{"kind":"constant"}}}}"#);
+        let spec: OptimizerSpec = serde_json::from_str(&table).expect("a readable table");
+        assert!(!serde_json::to_string(&spec).expect("serialisable").contains("\"eps"));
+        let adam_too = kind != "rmsprop";
+        let said = OptimizerSpec {
+            eps_root: Some(0.0),
+            eps_before_correction: adam_too.then_some(false),
+            ..spec.clone()
+        };
+        assert_eq!(spec.validate().expect("valid"), said.validate().expect("valid"));
+    }
 }
 
 #[test]

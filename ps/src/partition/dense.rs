@@ -13,7 +13,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
-use kernels::{Merge, Operand, Optimizer, Squares, Update, parallel};
+use kernels::{Merge, Operand, Optimizers, Squares, Update, Updates, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
@@ -50,14 +50,14 @@ pub(super) struct Summed {
 pub(super) type Totals = Vec<Total>;
 
 /// The update of each chunk of the partition.
-pub(super) type Updates = Vec<Update>;
+pub(super) type ChunkUpdates = Vec<Update>;
 
 /// What the parameter chunks of one partition contribute to the norms of a step, in the order of
 /// their ids.
 pub(super) type Measured = Arc<[Squares]>;
 
 /// The chunks of one partition: where they lie in the model, the memory for their values, and the
-/// optimizer with its slots.
+/// optimizers with their slots.
 #[derive(Debug)]
 pub(super) struct Dense {
     partition: PartitionId,
@@ -66,7 +66,7 @@ pub(super) struct Dense {
     bytes: usize,
     /// What the job exchanges: the sums below the root of a step's tree are rounded to it.
     wire: WireType,
-    optimizer: Optimizer,
+    optimizers: Optimizers,
     threads: usize,
     pool: Pool,
     /// The one update at a time takes the lock; empty until version 0.
@@ -80,7 +80,7 @@ impl Dense {
     ///
     /// # Errors
     /// The tensors cannot be placed, the partition is larger than `options` allow, the optimizer is
-    /// no valid one, or the device has too little memory.
+    /// no valid one for them, or the device has too little memory.
     pub(super) fn new(
         opening: &Opening,
         options: &Options,
@@ -96,9 +96,9 @@ impl Dense {
         if bytes as u64 > bytes_max {
             return Err(Error::PartitionTooLarge { place, bytes: bytes as u64, bytes_max });
         }
-        let optimizer = Optimizer::new(&opening.spec.optimizer, opening.plan.steps())
+        let optimizers = Optimizers::new(&opening.spec.optimizer, &opening.tensors, opening.plan.steps())
             .map_err(|invalid| proto::Error::Invalid(invalid.violations))?;
-        let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizer.slots());
+        let slots_saved = opening.spec.checkpoint.as_ref().map_or(0, |_| optimizers.slots());
         // The next version, a few sums in progress, and what a checkpoint holds.
         let free_bytes_max = (4 + slots_saved) * bytes;
         let pool = if device.device().is_host() {
@@ -106,7 +106,7 @@ impl Dense {
         } else if let Some(before) = before {
             before.pool.clone()
         } else {
-            let buffers = kept.buffers(&layout, partition, &optimizer);
+            let buffers = kept.buffers(&layout, partition, optimizers.slots());
             let promised =
                 buffers.iter().map(|(dtype, len, count)| (dtype.size() * len * count) as u64).sum();
             let taken = Taken::promised(device.clone(), place, promised)?;
@@ -122,7 +122,7 @@ impl Dense {
             layout,
             bytes,
             wire: opening.spec.exchange.dtype,
-            optimizer,
+            optimizers,
             threads: parallel::threads_for(bytes, options.threads),
             pool,
             slots: Mutex::default(),
@@ -204,8 +204,8 @@ impl Dense {
             Arc::new(buffer)
         });
         let slots = self.members().iter().map(|&id| {
-            let (role, len) = (self.layout.tensor_of(id).role, self.layout.chunk(id).len);
-            Slots::new(role, len, &self.optimizer, &self.pool)
+            let (role, chunk) = (self.layout.tensor_of(id).role, self.layout.chunk(id));
+            Slots::new(role, chunk.len, self.optimizers.of(chunk.tensor), &self.pool)
         });
         (weights.collect(), slots.collect())
     }
@@ -218,8 +218,8 @@ impl Dense {
     /// Names of the slots beside a chunk.
     pub(super) fn slot_names(&self, chunk: ChunkId) -> &'static [&'static str] {
         match self.layout.tensor_of(chunk).role {
-            TensorRole::Parameter => self.optimizer.slot_names(),
-            TensorRole::State | TensorRole::Counter => &[],
+            TensorRole::Parameter => self.optimizers.slot_names(),
+            TensorRole::State | TensorRole::Counter | TensorRole::Register => &[],
         }
     }
 
@@ -240,27 +240,28 @@ impl Dense {
         self.members().iter().zip(weights.iter()).map(chunk).collect()
     }
 
-    /// Returns the scalars of an update of weights of `version`, with gradients that are multiplied
-    /// by `scale`.
-    pub(super) fn prepare(&self, version: Version, scale: f32) -> Update {
-        let update = self.optimizer.prepare(version.get(), scale);
-        if self.bytes < STREAMED_BYTES_MIN { update } else { update.past_the_caches() }
+    /// Returns the scalars of the updates of weights of `version`, with gradients that are
+    /// multiplied by `scale`.
+    pub(super) fn prepare(&self, version: Version, scale: f32) -> Updates {
+        let updates = self.optimizers.prepare(version.get(), scale);
+        if self.bytes < STREAMED_BYTES_MIN { updates } else { updates.past_the_caches() }
     }
 
-    /// Returns the same update for each chunk.
-    pub(super) fn updates(&self, update: Update) -> Updates {
-        vec![update; self.members().len()]
+    /// Returns the update of each chunk. It may lack norms.
+    pub(super) fn of_chunks(&self, updates: &Updates) -> ChunkUpdates {
+        updates.of_chunks(&self.layout, self.members())
     }
 
     /// Returns what this partition contributes to the norms of a step. Halves of `totals` are added
     /// up; weights and slots are left as they are.
-    pub(super) fn measure(&self, update: &Update, weights: &Weights, totals: &mut Totals) -> Measured {
+    pub(super) fn measure(&self, updates: &Updates, weights: &Weights, totals: &mut Totals) -> Measured {
         let slots = self.slots();
+        let updates = self.of_chunks(updates);
         let mut squares = vec![None; slots.len()];
-        let chunks = slots.iter().zip(weights.iter()).zip(totals).zip(&mut squares);
-        parallel::for_each(self.threads, chunks, |(((slots, weights), total), squares)| {
+        let chunks = slots.iter().zip(weights.iter()).zip(totals).zip(updates).zip(&mut squares);
+        parallel::for_each(self.threads, chunks, |((((slots, weights), total), update), squares)| {
             total.add_up(weights.dtype(), &self.pool);
-            *squares = slots.measure(update, weights, total);
+            *squares = slots.measure(&update, weights, total);
         });
         squares.into_iter().flatten().collect()
     }
@@ -272,20 +273,20 @@ impl Dense {
     }
 
     /// Returns the update of each chunk of this partition, from what all partitions have measured.
-    pub(super) fn with_norms(&self, update: &Update, measured: Vec<Measured>) -> Updates {
+    pub(super) fn with_norms(&self, updates: &Updates, measured: Vec<Measured>) -> ChunkUpdates {
         let of = |(partition, squares): (u32, Measured)| {
             parameters(&self.layout, PartitionId(partition)).zip(squares.to_vec()).collect::<Vec<_>>()
         };
         let mut squares: Vec<_> = (0..).zip(measured).flat_map(of).collect();
         squares.sort_unstable_by_key(|(id, _)| *id);
-        update.with_norms(&self.layout, &squares, self.members())
+        updates.with_norms(&self.layout, &squares, self.members())
     }
 
     /// Applies a step of `microbatches`: weights of one version and what the step says in, weights
     /// of the next version out.
     pub(super) fn advance(
         &self,
-        updates: Updates,
+        updates: ChunkUpdates,
         microbatches: u32,
         weights: &Weights,
         totals: Totals,
@@ -326,7 +327,7 @@ impl Dense {
     /// References of these versions (oldest first, the last is the one that is saved) and of the
     /// slots. Only between two updates.
     pub(super) fn cut(&self, weights: &[(Version, Weights)], applied: AppliedSteps) -> Cut {
-        let slot_names = self.optimizer.slot_names();
+        let slot_names = self.optimizers.slot_names();
         Cut::new(&self.layout, self.partition, weights, &self.slots(), slot_names, applied)
     }
 
@@ -372,15 +373,10 @@ pub(super) struct Kept {
 
 impl Kept {
     /// Returns element types, lengths and numbers of the buffers of a partition.
-    fn buffers(
-        self,
-        layout: &Layout,
-        partition: PartitionId,
-        optimizer: &Optimizer,
-    ) -> Vec<(DType, usize, usize)> {
+    fn buffers(self, layout: &Layout, partition: PartitionId, slots: usize) -> Vec<(DType, usize, usize)> {
         let of = |&id: &ChunkId| {
             let (tensor, len) = (layout.tensor_of(id), layout.chunk(id).len);
-            let slots = if tensor.role == TensorRole::Parameter { optimizer.slots() } else { 0 };
+            let slots = if tensor.role == TensorRole::Parameter { slots } else { 0 };
             (tensor.dtype(), len, self.versions + self.slots * slots)
         };
         layout.members(partition).iter().map(of).collect()

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kernels::Update;
+use kernels::Updates;
 use net::timeline;
 use proto::ids::{Step, Version};
 use proto::parameters::Address;
 use tokio::time::Instant;
 use tracing::Span;
 
-use super::dense::{Dense, Measured, Totals, Updates};
+use super::dense::{ChunkUpdates, Dense, Measured, Totals};
 use super::norms::KEPT;
 use super::{BreaksByPanic, Life, Partition};
 use crate::checks;
@@ -44,19 +44,19 @@ impl Partition {
     /// Applies all complete steps that may be applied. The caller is the one that updates.
     fn apply_ready(self: &Arc<Self>) {
         while let Some(mut begun) = self.begin() {
-            let update = self.prepare(&begun);
-            if !update.needs_norms() {
-                self.apply(begun, self.dense.updates(update));
+            let updates = self.prepare(&begun);
+            if !updates.needs_norms() {
+                self.apply(begun, self.dense.of_chunks(&updates));
                 continue;
             }
             let span = begun.span.clone();
-            let own = span.in_scope(|| self.dense.measure(&update, &begun.weights, &mut begun.totals));
+            let own = span.in_scope(|| self.dense.measure(&updates, &begun.weights, &mut begun.totals));
             if self.others.is_some() {
                 // Goes on when it knows what they have measured; until then it is the update that
                 // is under way.
-                return self.ask_others(begun, update, own);
+                return self.ask_others(begun, updates, own);
             }
-            let updates = self.dense.with_norms(&update, vec![own]);
+            let updates = self.dense.with_norms(&updates, vec![own]);
             self.apply(begun, updates);
         }
     }
@@ -107,7 +107,7 @@ impl Partition {
 
     /// Tells the other partitions what this one contributes, learns what they do, and then goes on
     /// with the update. Returns at once.
-    fn ask_others(self: &Arc<Self>, begun: Begun, update: Update, own: Measured) {
+    fn ask_others(self: &Arc<Self>, begun: Begun, updates: Updates, own: Measured) {
         let mut state = self.state();
         state.measured.push_back((begun.step, own.clone()));
         if state.measured.len() > KEPT {
@@ -126,7 +126,7 @@ impl Partition {
             let inline = partition.is_inline();
             let go_on = move || {
                 let _breaks = BreaksByPanic(&partition);
-                let updates = partition.dense.with_norms(&update, measured);
+                let updates = partition.dense.with_norms(&updates, measured);
                 partition.apply(begun, updates);
                 partition.apply_ready();
             };
@@ -140,7 +140,7 @@ impl Partition {
 
     /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it
     /// then.
-    fn apply(&self, begun: Begun, updates: Updates) {
+    fn apply(&self, begun: Begun, updates: ChunkUpdates) {
         let (step, version, samples) = (begun.step, begun.version, begun.samples);
         let span = begun.span.clone();
         let next = span.in_scope(|| self.advance(begun, updates));
@@ -180,8 +180,8 @@ impl Partition {
         )
     }
 
-    /// Returns the scalars of a step's update.
-    fn prepare(&self, begun: &Begun) -> Update {
+    /// Returns the scalars of a step's updates.
+    fn prepare(&self, begun: &Begun) -> Updates {
         // The gradient of a step without records is zero, also for norms.
         let scale = if begun.samples == 0 { 0.0 } else { (1.0 / begun.samples as f64) as f32 };
         self.dense.prepare(begun.version, scale)
@@ -189,7 +189,7 @@ impl Partition {
 
     /// Computes the weights of the next version from those of one version and the sums of a step. A
     /// step without records changes nothing.
-    fn advance(&self, begun: Begun, updates: Updates) -> Weights {
+    fn advance(&self, begun: Begun, updates: ChunkUpdates) -> Weights {
         let begin = Instant::now();
         let Begun { step, weights, samples, totals, .. } = begun;
         let next = match samples {

@@ -135,6 +135,46 @@ async fn a_model_of_many_chunks_trains_the_same_on_any_number_of_partitions_and_
     }
 }
 
+#[tokio::test]
+async fn tensors_with_settings_of_their_own_train_the_same_on_any_number_of_partitions() {
+    let table = json!({ "kind": "table", "table": [[0, 1.0], [1, 0.25]] });
+    let groups = json!([
+        { "tensors": ["bias"], "weight_decay": 0.0, "betas": [0.5, 0.9], "eps": 1e-3 },
+        { "tensors": ["embed*"], "learning_rate": 0.3, "schedule": table },
+    ]);
+    let optimizer = |groups| json!({ "kind": "adamw", "learning_rate": 0.05, "groups": groups });
+    let grouped = |partitions| {
+        let tensors = vec![
+            TensorSpec::parameter("embedding", [2 * CHUNK_LEN + 7]),
+            TensorSpec::parameter("weight", [33]),
+            TensorSpec::state("mean", [5]),
+            TensorSpec::parameter("bias", [11]),
+        ];
+        let optimizer = optimizer(groups.clone());
+        Job::new(Shape { tensors, partitions, records: 8, optimizer, ..Shape::default() })
+    };
+    let reference = grouped(1).reference(Version(2));
+    // Each tensor ends where a job ends that has the settings of its group for all tensors.
+    for (tensor, group) in [(0, Some(1)), (1, None), (3, Some(0))] {
+        let mut alone = grouped(1);
+        let optimizer = &mut alone.spec.optimizer;
+        *optimizer = optimizer.grouped().swap_remove(group.map_or(0, |group: usize| group + 1));
+        assert_eq!(alone.reference(Version(2))[2][tensor], reference[2][tensor], "tensor {tensor}");
+    }
+    for (partitions, threads) in [(1, 2), (3, 1)] {
+        let job = grouped(partitions);
+        let ps = opened(&job, ps::Options { threads, ..options() });
+        for partition in job.partitions() {
+            ps.push(job.push_initial(partition)).await.unwrap();
+            for step in [0, 1].map(Step) {
+                ps.push(job.push_step(partition, step)).await.unwrap();
+            }
+            let pulled = ps.pull(job.pull(partition, Want::Exact(Version(2)))).await.unwrap();
+            job.assert_pulled(partition, &pulled, &reference[2]);
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn workers_that_push_everything_twice_at_the_same_time_apply_it_once() {
     let job = large(1);

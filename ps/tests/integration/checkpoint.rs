@@ -180,6 +180,11 @@ async fn training_goes_on_from_a_checkpoint_as_if_nothing_had_happened_with_any_
                 partitions,
                 consistency: consistency.clone(),
                 checkpoint: every(3),
+                optimizer: json!({
+                    "kind": "adam",
+                    "learning_rate": 0.01,
+                    "groups": [{ "tensors": ["weight"], "weight_decay": 0.1, "betas": [0.5, 0.9] }],
+                }),
                 ..Shape::default()
             };
             let old = job(0, shape(before));

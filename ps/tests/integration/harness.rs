@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kernels::cpu::{self, cast, state};
-use kernels::{Optimizer, Update};
+use kernels::{Optimizers, Update, Updates};
 use proptest::prelude::*;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Pull, Pulled, Push, Target, Want};
@@ -244,17 +244,21 @@ impl Job {
 
     /// Computes the weights of every version when the steps are applied in the given order.
     pub(crate) fn reference_of(&self, steps: impl Iterator<Item = Step>) -> Vec<Vec<Values>> {
-        let optimizer = Optimizer::new(&self.spec.optimizer, self.plan.steps()).expect("a valid optimizer");
-        let slot = |tensor: &TensorSpec, slot| vec![optimizer.slot_initial(slot); tensor.len()];
-        let slots = |tensor| (0..optimizer.slots()).map(|number| slot(tensor, number)).collect::<Vec<_>>();
-        let mut slots: Vec<_> = self.layout.tensors().iter().map(slots).collect();
+        let tensors = self.layout.tensors();
+        let optimizers =
+            Optimizers::new(&self.spec.optimizer, tensors, self.plan.steps()).expect("a valid optimizer");
+        let slots = |(index, tensor): (usize, &TensorSpec)| {
+            let slot = |slot| vec![optimizers.of(index).slot_initial(slot); tensor.len()];
+            (0..optimizers.slots()).map(slot).collect::<Vec<_>>()
+        };
+        let mut slots: Vec<_> = tensors.iter().enumerate().map(slots).collect();
         let mut versions = vec![self.initial()];
         for (version, step) in steps.enumerate() {
             let of = self.plan.of(step);
             let sum = self.sum(step, Node::root(of));
             let scale = 1.0 / self.plan.samples_of(step) as f32;
             let weights = versions.last().expect("version 0").clone();
-            let updates = self.updates(optimizer.prepare(version as u64, scale), &weights, &sum, &slots);
+            let updates = self.updates(&optimizers.prepare(version as u64, scale), &weights, &sum, &slots);
             let next = |(index, tensor): (usize, &TensorSpec)| {
                 let mut next = tensor.zeros();
                 match (tensor.role, &mut next, &sum[index], &weights[index]) {
@@ -277,13 +281,13 @@ impl Job {
     /// Returns the update of each tensor, with the norms that it needs over the whole model.
     fn updates(
         &self,
-        update: Update,
+        updates: &Updates,
         weights: &[Values],
         sum: &[Values],
         slots: &[Vec<Vec<f32>>],
     ) -> Vec<Update> {
-        if !update.needs_norms() {
-            return vec![update; weights.len()];
+        if !updates.needs_norms() {
+            return (0..weights.len()).map(|tensor| *updates.of(tensor)).collect();
         }
         let whole = Layout::new(self.layout.tensors().to_vec(), 1).expect("a model");
         let chunks = (0..).map(ChunkId).zip(whole.chunks());
@@ -291,8 +295,9 @@ impl Job {
             let range = chunk.offset..chunk.offset + chunk.len;
             let (weights, sum) = (weights[chunk.tensor].as_f32()?, sum[chunk.tensor].as_f32()?);
             let slots: Vec<_> = slots[chunk.tensor].iter().map(|slot| &slot[range.clone()]).collect();
+            let update = updates.of(chunk.tensor);
             let squares =
-                cpu::measure(&update, &weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
+                cpu::measure(update, &weights[range.clone()], bytemuck::cast_slice(&sum[range]), &slots);
             (whole.tensor_of(id).role == TensorRole::Parameter).then_some((id, squares))
         };
         let squares: Vec<_> = chunks.filter_map(measure).collect();
@@ -301,7 +306,7 @@ impl Job {
             ChunkId(whole.chunks().iter().position(of).expect("every tensor has a chunk") as u32)
         };
         let tensors: Vec<_> = (0..weights.len()).map(first_of).collect();
-        update.with_norms(&whole, &squares, &tensors)
+        updates.with_norms(&whole, &squares, &tensors)
     }
 
     fn values(&self, seed: u64) -> Vec<Values> {

@@ -18,11 +18,15 @@ use crate::harness::{self, Job, Shape, covers, opened, options, soon, until};
 use crate::served::Served;
 
 /// Updates that measure: of the whole gradient, with and without being clipped, and of each tensor.
-fn optimizers() -> [Value; 3] {
+/// The last two have groups.
+fn optimizers() -> [Value; 5] {
+    let groups = json!([{ "tensors": ["b*"], "learning_rate": 0.03, "weight_decay": 0.2 }]);
     [
         json!({ "kind": "adam", "learning_rate": 0.01, "clip_norm": 0.5 }),
         json!({ "kind": "momentum", "learning_rate": 0.1, "clip_norm": 1e6 }),
         json!({ "kind": "lamb", "learning_rate": 0.01 }),
+        json!({ "kind": "adamw", "learning_rate": 0.01, "clip_norm": 0.5, "groups": groups }),
+        json!({ "kind": "lamb", "learning_rate": 0.01, "groups": groups }),
     ]
 }
 
@@ -103,7 +107,7 @@ proptest! {
 
     #[test]
     fn norms_over_any_number_of_ps_are_those_of_the_whole_model(
-        partitions in 1..5_u32, optimizer in 0..3_usize, delay in 0..3_u64, nodes in covers(4),
+        partitions in 1..5_u32, optimizer in 0..5_usize, delay in 0..3_u64, nodes in covers(4),
     ) {
         let mode = if delay == 0 { json!({ "mode": "sync" }) } else { json!({ "mode": "pipelined", "delay": delay }) };
         let optimizer = optimizers()[optimizer].clone();

@@ -27,7 +27,8 @@ fn tensors() -> Vec<TensorSpec> {
 async fn every_optimizer_makes_the_bits_of_the_host_from_every_wire_type() {
     for kind in OptimizerKind::ALL {
         for wire in [WireType::F32, WireType::Bf16, WireType::F16] {
-            let optimizer = json!({ "kind": kind, "learning_rate": 0.03 });
+            let groups = json!([{ "tensors": ["bias"], "learning_rate": 0.1 }]);
+            let optimizer = json!({ "kind": kind, "learning_rate": 0.03, "groups": groups });
             let shape =
                 Shape { tensors: tensors(), records: 16, epochs: 1, optimizer, wire, ..Shape::default() };
             let job = Job::new(shape);

@@ -26,7 +26,7 @@ class Jax(Engine):
 
     def __init__(self, params: Any, session: Any) -> None:
         threads.check()
-        self.tensors = Tree(params)
+        self.tensors: Tree = Tree(params)
         self.session = session
 
     def records(self, data: Any, what: str, seed: int) -> Arrays:
@@ -35,7 +35,7 @@ class Jax(Engine):
         return Arrays(data, what, seed, jax.tree_util.tree_map)
 
     def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
-        return optimizer_settings(optimizer, steps)
+        return optimizer_settings(optimizer, steps, self.tensors)
 
     def use_threads(self, _: int) -> int:
         return 1

@@ -11,23 +11,31 @@ import inspect
 from typing import Any
 
 from ebbflow.errors import UntranslatableError
-from ebbflow.optimizers import TABLE_MAX
+from ebbflow.jax.tree import Tree
+from ebbflow.optimizers import TABLE_MAX, TINY
 
 #: Arguments that the ps know; every other one must have its default.
 _KNOWN = {
     "sgd": {"learning_rate", "momentum", "nesterov"},
-    "adam": {"learning_rate", "b1", "b2", "eps"},
-    "adamw": {"learning_rate", "b1", "b2", "eps", "weight_decay"},
+    "adam": {"learning_rate", "b1", "b2", "eps", "eps_root"},
+    "adamw": {"learning_rate", "b1", "b2", "eps", "eps_root", "weight_decay", "mask"},
+    "rmsprop": {"learning_rate", "decay", "eps", "eps_in_sqrt", "centered", "momentum"},
+    "adadelta": {"learning_rate", "rho", "eps", "weight_decay", "weight_decay_mask"},
+    "lamb": {"learning_rate", "b1", "b2", "eps", "weight_decay", "mask"},
 }
 
+#: Arguments that say which arrays decay.
+_MASKS = ("mask", "weight_decay_mask")
 
-def optimizer_settings(recipe: Any, steps: int) -> dict[str, Any]:
+
+def optimizer_settings(recipe: Any, steps: int, tree: Tree) -> dict[str, Any]:
     """Return the ``[optimizer]`` section of a job of ``steps`` steps.
 
     Args:
-        recipe: ``functools.partial`` of ``optax.sgd``, ``optax.adam`` or ``optax.adamw`` with its
-            arguments. The learning rate may be a schedule of optax.
+        recipe: ``functools.partial`` of ``sgd``, ``adam``, ``adamw``, ``rmsprop``, ``adadelta`` or
+            ``lamb`` of optax with its arguments. The learning rate may be a schedule of optax.
         steps: Number of updates of the job.
+        tree: The parameters, for a mask of the weight decay.
 
     Raises:
         UntranslatableError: It is something else, or an argument cannot be expressed. The message
@@ -62,7 +70,19 @@ def optimizer_settings(recipe: Any, steps: int) -> dict[str, Any]:
             raise UntranslatableError(
                 f"optimizer optax.{name}: the ps have no {argument} = {value!r}; remove it"
             )
-    return _rate(given["learning_rate"], steps) | _rule(name, given)
+    settings = _rate(given["learning_rate"], steps) | _rule(name, given)
+    if name == "rmsprop" and "schedule" in settings and "momentum" in settings:
+        raise UntranslatableError(
+            f"optimizer optax.rmsprop: momentum = {given['momentum']!r} with a schedule: the "
+            "velocity of optax has the rates of earlier steps, and that of the ps has not; use a "
+            "constant rate, or remove momentum"
+        )
+    mask = next((given[mask] for mask in _MASKS if given.get(mask) is not None), None)
+    if mask is not None and settings["weight_decay"]:
+        spared = _spared(name, mask, tree)
+        if spared:
+            settings["groups"] = [{"tensors": spared, "weight_decay": 0.0}]
+    return settings
 
 
 def _rule(name: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -72,11 +92,37 @@ def _rule(name: str, given: dict[str, Any]) -> dict[str, Any]:
             return {"kind": "sgd"}
         kind = "nesterov" if given["nesterov"] else "momentum"
         return {"kind": kind, "momentum": float(given["momentum"])}
+    if name == "rmsprop":
+        eps = float(given["eps"])
+        beside, root = (TINY, eps) if given["eps_in_sqrt"] else (eps, 0.0)
+        rule: dict[str, Any] = {
+            "kind": name,
+            "alpha": float(given["decay"]),
+            "eps": beside,
+            "eps_root": root,
+            "centered": bool(given["centered"]),
+        }
+        return rule | ({"momentum": float(given["momentum"])} if given["momentum"] else {})
+    if name == "adadelta":
+        rule = {"kind": name, "rho": float(given["rho"]), "eps": float(given["eps"])}
+        return rule | {"weight_decay": _number(given["weight_decay"], "adadelta: weight_decay")}
     betas = [float(given["b1"]), float(given["b2"])]
     rule = {"kind": name, "betas": betas, "eps": float(given["eps"])}
-    if name == "adamw":
-        rule["weight_decay"] = _number(given["weight_decay"], "adamw: weight_decay")
+    if name != "lamb":
+        rule["eps_root"] = float(given["eps_root"])
+    if name != "adam":
+        rule["weight_decay"] = _number(given["weight_decay"], f"{name}: weight_decay")
     return rule
+
+
+def _spared(name: str, mask: Any, tree: Tree) -> list[str]:
+    """Return the names of the arrays that a mask spares from the weight decay."""
+    try:
+        return tree.spared(mask)
+    except (TypeError, ValueError) as error:
+        raise UntranslatableError(
+            f"optimizer optax.{name}: its mask does not fit the parameters: {error}"
+        ) from error
 
 
 def _rate(rate: Any, steps: int) -> dict[str, Any]:

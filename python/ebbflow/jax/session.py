@@ -12,9 +12,6 @@ from ebbflow.jax.engine import Jax
 class Session(session.Session):
     """A process's part in a job, from :func:`join`. The rest is as in :class:`ebbflow.Session`."""
 
-    def __enter__(self) -> Session:
-        return self
-
     @property
     def params(self) -> Any:
         """The parameters: in the loop those of the batch, after the job the final ones."""
@@ -41,8 +38,7 @@ class Session(session.Session):
             )
         value = float(loss)
         self._tensors.collect(request, gradients)
-        self._current = None
-        request.answer(value)
+        self._hand_over(request, value)
         return value
 
     def push(self, loss: float) -> float:

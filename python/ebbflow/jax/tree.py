@@ -45,6 +45,25 @@ class Tree:
         self._first = [array.tobytes() for array in arrays]
         self.params = self._grown([array.copy() for array in arrays])
 
+    def spared(self, mask: Any) -> list[str]:
+        """Return the names of the arrays for which a mask of optax has ``False``.
+
+        Args:
+            mask: A pytree of booleans that is a prefix of ``params``, or a function of ``params``
+                that returns one.
+
+        Raises:
+            TypeError: The mask has another structure.
+            ValueError: The mask has another structure.
+        """
+        import jax
+
+        tree_map = jax.tree_util.tree_map
+        flags = mask(self.params) if callable(mask) else mask
+        whole = tree_map(lambda flag, part: tree_map(lambda _: flag, part), flags, self.params)
+        leaves = jax.tree_util.tree_leaves(whole)
+        return [name for name, flag in zip(self._names, leaves, strict=True) if not flag]
+
     def described(self) -> list[tuple[str, str, list[int], bytes]]:
         """Return name, role, shape and first values of each tensor."""
         parts = zip(self._names, self._shapes, self._first, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ebbflow._fabric import aliases
+from ebbflow._measured import Given
 from ebbflow.keras.compiled import Compiled, check_loss
 from ebbflow.keras.engine import records_of
 from ebbflow.keras.session import Session, join
@@ -45,12 +45,11 @@ def fit(
     check_loss(model.loss)
     collate = options.get("collate")
     first = records_of(train_data, "train_data", options.get("seed", 0), collate).load(0, [0])
-    names = aliases(compiled.prepare(first))
+    metrics = {name: Given(name) for name in compiled.prepare(first)}
 
     def measure(batch: Any) -> dict[str, float]:
         outputs, loss = compiled.outcome(batch.data, training=False)
-        found = compiled.metrics(batch.data, outputs)
-        return {names.get(name, name): value for name, value in found.items()} | {"loss": loss}
+        return compiled.metrics(batch.data, outputs) | {"loss": loss}
 
     with join(
         model,
@@ -65,10 +64,5 @@ def fit(
             for batch in epoch:
                 job.step(functools.partial(compiled.loss, batch.data))
             if validation_data is not None:
-                job.evaluate(measure)
-    users = {alias: name for name, alias in names.items()}
-    job.metrics = {users.get(name, name): value for name, value in job.metrics.items()}
-    job.history = [
-        {users.get(name, name): value for name, value in row.items()} for row in job.history
-    ]
+                job.evaluate(measure, metrics)
     return job

@@ -5,13 +5,13 @@ The rules of the ps are those of ``torch.optim``. What Keras computes otherwise 
 | in Keras | on the ps |
 | --- | --- |
 | ``SGD``: ``v = m v - rate g``, ``w += v`` | ``v = m v + g``, ``w -= rate v``: equal at one rate |
-| ``Adam``: ``sqrt(v) + epsilon`` before the bias correction | after it: see :data:`ADAM` |
+| ``Adam``: ``sqrt(v) + epsilon`` before the bias correction | ``eps_before_correction``: equal |
 | ``Adagrad``: ``sqrt(sum + epsilon)`` | epsilon is a part of the sum's first value: equal |
 | ``Adadelta``: ``sqrt(.. + epsilon)`` | equal |
 | ``Ftrl``: ``sqrt(n) / rate + 2 l2`` | ``sqrt(n) / rate + l2``, with twice the setting: equal |
 | ``Lamb`` | equal |
-| ``RMSprop``: ``sqrt(v + epsilon)`` | ``sqrt(v) + epsilon``: refused |
-| ``weight_decay``: ``w -= rate decay w`` | in adamw, and the same as plain sgd's: else refused |
+| ``RMSprop``: ``sqrt(v + epsilon)`` | ``eps_root``: equal |
+| ``weight_decay``: ``w -= rate decay w`` | in adamw and amsgradw, as plain sgd's; else refused |
 """
 
 from __future__ import annotations
@@ -20,12 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ebbflow.errors import UntranslatableError
-from ebbflow.optimizers import TABLE_MAX
-
-#: Adam of Keras adds epsilon to ``sqrt(v)``, that of the ps to ``sqrt(v / (1 - beta_2 ** t))``.
-#: Updates of weights whose gradient is g differ by less than ``epsilon / sqrt(v)`` of themselves:
-#: at the default epsilon by 3e-6 / g in the first step, and less in later ones.
-ADAM = ("Adam", "AdamW")
+from ebbflow.optimizers import TABLE_MAX, TINY
 
 #: Settings of every optimizer that change what an update does, and what to do instead.
 _REFUSED = {
@@ -35,9 +30,6 @@ _REFUSED = {
     "loss_scale_factor": "gradients of a job are float32; remove it",
     "gradient_accumulation_steps": "use `effective` of join",
 }
-
-# Smallest number of the ps, which no float32 sum notices.
-_TINY = 2.0**-126
 
 # Equal in every optimizer, or looked at elsewhere.
 _COMMON = {
@@ -80,10 +72,10 @@ def optimizer_settings(optimizer: Any, steps: int) -> dict[str, Any]:
             )
     settings = _rate(optimizer, name, steps) | rule(config)
     decay = config.get("weight_decay")
-    if decay and settings["kind"] not in ("sgd", "adamw"):
+    if decay and settings["kind"] not in ("sgd", "adamw", "amsgradw"):
         raise UntranslatableError(
             f"optimizer {name}: weight_decay = {decay!r} shrinks the weights themselves, which the "
-            "ps do in SGD without momentum, Adam and AdamW without amsgrad; remove it"
+            "ps do in SGD without momentum, Adam and AdamW; remove it"
         )
     if decay and _excludes(optimizer):
         raise UntranslatableError(
@@ -114,11 +106,6 @@ def _name(optimizer: Any) -> str:
         of_backend = kind.__name__ == name and kind.__module__.startswith("keras.src.backend.")
         if known is not None and (kind is known or of_backend):
             return name
-    if kind.__name__ == "RMSprop" and kind.__module__.startswith("keras.src."):
-        raise UntranslatableError(
-            "optimizer RMSprop: Keras adds epsilon under the root, and the ps add it to the root, "
-            f"which are other numbers; use one of {', '.join(_RULES)}"
-        )
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         shown = repr(optimizer) if isinstance(optimizer, str) else kind.__name__
         raise UntranslatableError(
@@ -178,17 +165,34 @@ def _sgd(config: dict[str, Any]) -> dict[str, Any]:
 
 def _adam(config: dict[str, Any]) -> dict[str, Any]:
     betas = [float(config["beta_1"]), float(config["beta_2"])]
-    rule = {"kind": "adam", "betas": betas, "eps": float(config["epsilon"])}
+    rule = {
+        "kind": "adam",
+        "betas": betas,
+        "eps": float(config["epsilon"]),
+        "eps_before_correction": True,
+    }
     if config["amsgrad"]:
-        return rule | {"kind": "amsgrad"}
+        rule["kind"] = "amsgrad"
     if config["weight_decay"] is not None:
-        return rule | {"kind": "adamw", "weight_decay": float(config["weight_decay"])}
+        return rule | {"kind": f"{rule['kind']}w", "weight_decay": float(config["weight_decay"])}
     return rule
 
 
 def _adagrad(config: dict[str, Any]) -> dict[str, Any]:
     first = float(config["initial_accumulator_value"]) + float(config["epsilon"])
-    return {"kind": "adagrad", "initial_accumulator_value": first, "eps": _TINY}
+    return {"kind": "adagrad", "initial_accumulator_value": first, "eps": TINY}
+
+
+def _rmsprop(config: dict[str, Any]) -> dict[str, Any]:
+    rule = {
+        "kind": "rmsprop",
+        "alpha": float(config["rho"]),
+        "eps": TINY,
+        "eps_root": float(config["epsilon"]),
+        "centered": bool(config["centered"]),
+    }
+    momentum = float(config["momentum"])
+    return rule | ({"momentum": momentum} if momentum else {})
 
 
 def _adadelta(config: dict[str, Any]) -> dict[str, Any]:
@@ -203,7 +207,7 @@ def _ftrl(config: dict[str, Any]) -> dict[str, Any]:
         )
     return {
         "kind": "ftrl",
-        "beta": max(float(config["beta"]), _TINY),
+        "beta": max(float(config["beta"]), TINY),
         "l1": float(config["l1_regularization_strength"]),
         "l2": 2 * float(config["l2_regularization_strength"]),
         "initial_accumulator_value": float(config["initial_accumulator_value"]),
@@ -221,6 +225,7 @@ _RULES: dict[str, tuple[Callable[[dict[str, Any]], dict[str, Any]], set[str]]] =
     "Adam": (_adam, {"beta_1", "beta_2", "epsilon", "amsgrad"}),
     "AdamW": (_adam, {"beta_1", "beta_2", "epsilon", "amsgrad"}),
     "Adagrad": (_adagrad, {"initial_accumulator_value", "epsilon"}),
+    "RMSprop": (_rmsprop, {"rho", "momentum", "epsilon", "centered"}),
     "Adadelta": (_adadelta, {"rho", "epsilon"}),
     "Ftrl": (
         _ftrl,

@@ -13,9 +13,6 @@ from ebbflow.keras.engine import engine_of
 class Session(session.Session):
     """A process's part in a job, from :func:`join`. The rest is as in :class:`ebbflow.Session`."""
 
-    def __enter__(self) -> Session:
-        return self
-
     def step(self, loss: Callable[[], Any]) -> float:
         """Compute the gradients of a batch's mean loss and hand them to the job.
 
@@ -46,8 +43,7 @@ class Session(session.Session):
         engine: Any = self._engine
         value: float = engine.gradients(loss, request)
         engine.check()
-        self._current = None
-        request.answer(value)
+        self._hand_over(request, value)
         return value
 
     def push(self, loss: float) -> float:

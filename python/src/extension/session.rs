@@ -31,7 +31,7 @@ use worker::ProgramDevice;
 use self::cluster::Place;
 use self::driven::Description;
 pub(super) use self::region::Region;
-pub(super) use self::request::{Evaluate, Train};
+pub(super) use self::request::{Evaluate, Train, microbatch_key};
 use super::secrets::Secrets;
 
 /// Time between two looks at signals, such as Ctrl-C, while the loop waits.
@@ -41,11 +41,11 @@ const TICK: Duration = Duration::from_millis(100);
 enum Message {
     Train(Train),
     Evaluate(Evaluate),
-    /// A line of JSON, as `ebb watch --json` prints it.
-    Event(String),
-    /// The job has ended: its summary as JSON, its weights as a safetensors file, and whether this
-    /// process exported them.
-    Ended(String, Option<Vec<u8>>, bool),
+    /// A line of JSON, as `ebb watch --json` prints it, and the sums of the loop's own metrics.
+    Event(String, Vec<(String, Vec<f64>)>),
+    /// The job has ended: its summary as JSON, its weights as a safetensors file, whether this
+    /// process exported them, and the state of the loop, if it wrote any.
+    Ended(String, Option<Vec<u8>>, bool, Option<Vec<u8>>),
     /// This process cannot go on.
     Broken(String),
 }
@@ -113,13 +113,20 @@ impl Session {
         }
     }
 
-    /// Leaves the job, and waits for this process's part to end. What the loop was asked and has
-    /// not answered goes back to the job.
-    fn stop(&self, py: Python<'_>) {
+    /// Leaves the job without waiting. What waits for the loop goes back to the job.
+    fn leave(&self, py: Python<'_>) {
         py.detach(|| {
             self.stop.cancel();
             // Requests in the channel are handed back with it.
             drop(self.messages.lock().unwrap_or_else(PoisonError::into_inner).take());
+        });
+    }
+
+    /// Leaves the job, and waits for this process's part to end. What the loop was asked and has
+    /// not answered goes back to the job.
+    fn stop(&self, py: Python<'_>) {
+        self.leave(py);
+        py.detach(|| {
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(thread) = thread {
                 let _ = thread.join();
@@ -139,10 +146,11 @@ impl Message {
         Ok(match self {
             Self::Train(train) => Py::new(py, train)?.into_any(),
             Self::Evaluate(evaluate) => Py::new(py, evaluate)?.into_any(),
-            Self::Event(line) => ("event", line).into_pyobject(py)?.into_any().unbind(),
-            Self::Ended(summary, weights, exported) => {
-                let weights = weights.map(|weights| PyBytes::new(py, &weights));
-                ("ended", summary, weights, exported).into_pyobject(py)?.into_any().unbind()
+            Self::Event(line, sums) => ("event", line, sums).into_pyobject(py)?.into_any().unbind(),
+            Self::Ended(summary, weights, exported, state) => {
+                let [weights, state] =
+                    [weights, state].map(|content| content.map(|content| PyBytes::new(py, &content)));
+                ("ended", summary, weights, exported, state).into_pyobject(py)?.into_any().unbind()
             }
             Self::Broken(reason) => ("broken", reason).into_pyobject(py)?.into_any().unbind(),
         })

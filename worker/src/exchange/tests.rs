@@ -41,7 +41,8 @@ fn partitions(silent: u64, metrics: &Arc<Metrics>) -> Partitions {
     made.unwrap().counting(metrics.clone())
 }
 
-// S0-07, S0-08. Time that is paused moves on when nothing else can happen.
+// S0-07, S0-08
+// Time that is paused moves on when nothing else can happen.
 #[tokio::test(start_paused = true)]
 async fn a_pull_that_fails_is_named_counted_and_repeated() {
     let metrics = Arc::<Metrics>::default();
@@ -54,7 +55,7 @@ async fn a_pull_that_fails_is_named_counted_and_repeated() {
     );
 }
 
-// S0-09.
+// S0-09
 #[tokio::test(start_paused = true)]
 async fn pulls_that_fail_for_too_long_end_with_the_partition() {
     let (metrics, begin) = (Arc::<Metrics>::default(), Instant::now());

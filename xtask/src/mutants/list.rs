@@ -537,6 +537,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Lib("kernels", "cuda"),
     },
     Mutant {
+        what: "a kernel for devices adds no epsilon under the root",
+        file: "kernels/src/cuda/adam.cu",
+        find: "sqrtf(slots[COUNT - 1] + eps_root)",
+        replace: "sqrtf(slots[COUNT - 1])",
+        test: Test::Lib("kernels", "cuda"),
+    },
+    Mutant {
         what: "kernels for devices may fuse a product and a sum",
         file: "kernels/src/cuda/compiler.rs",
         find: "--fmad=false",

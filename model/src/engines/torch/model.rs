@@ -89,7 +89,7 @@ impl<N: Network> TorchModel<N> {
                 // It took no part in the loss.
                 None => Ok(spec.zeros()),
             },
-            TensorRole::State | TensorRole::Counter => read(tensor),
+            TensorRole::State | TensorRole::Counter | TensorRole::Register => read(tensor),
         });
         let values = values.collect::<tch::Result<_>>().map_err(failed)?;
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use worker::{Connector, ProgramDevice, Watched};
 
 use super::Message;
-use super::driven::{Description, Driven};
+use super::driven::{Description, Driven, STATE};
 use crate::failure::message;
 
 /// Name of the network of such jobs in `model.builtin`.
@@ -201,15 +201,27 @@ impl Part<'_> {
             match follow.next().await? {
                 Followed::Event(event) => {
                     if let Some(line) = metrics::full_line(&event) {
-                        let _ = self.link.send(Message::Event(line));
+                        let _ = self.link.send(Message::Event(line, sums(event)));
                     }
                 }
                 Followed::Ended(status) => break status,
             }
         };
         let weights = client.weights(&status).await?;
+        let has_state = status.artifacts.iter().any(|artifact| artifact.name == STATE);
+        let state = if has_state { client.file(&status, STATE).await? } else { None };
         let exported = self.exported.load(Ordering::Relaxed);
-        Ok(Message::Ended(report::Summary::new(&status).to_text(), weights, exported))
+        Ok(Message::Ended(report::Summary::new(&status).to_text(), weights, exported, state))
+    }
+}
+
+/// Returns the sums of the loop's own metrics in an event.
+fn sums(event: client::Event) -> Vec<(String, Vec<f64>)> {
+    match event.kind {
+        client::Kind::Evaluation(evaluation) => {
+            evaluation.sums.into_iter().map(|(name, sum)| (name, sum.values)).collect()
+        }
+        _ => Vec::new(),
     }
 }
 

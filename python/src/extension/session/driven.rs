@@ -13,21 +13,26 @@ use proto::plan::{Microbatch, Plan};
 use proto::tensor::{TensorRole, TensorSpec, Values};
 use pyo3::types::PyBytesMethods as _;
 
-use super::request::{Evaluate, Train};
+use super::request::{Evaluate, Pulled, Train};
 use super::{Described, Message};
+
+/// Name of the file with the state of the loop.
+pub(super) const STATE: &str = "job_state.safetensors";
 
 /// The tensors of a model and their first values.
 pub(super) struct Description {
     tensors: Vec<TensorSpec>,
     initial: Vec<Values>,
     constants: Vec<Constant>,
+    /// Index of the tensor that holds the state of the loop; it is the last one.
+    register: Option<usize>,
 }
 
 impl Description {
     /// Reads what Python says of a model.
     ///
     /// # Errors
-    /// A kind, a type or a length is none.
+    /// A kind, a type or a length is none, or a register is not the last tensor.
     pub(super) fn new(
         tensors: Vec<Described<'_>>,
         constants: Vec<Described<'_>>,
@@ -38,6 +43,7 @@ impl Description {
                 "parameter" => TensorSpec::parameter(name, shape),
                 "state" => TensorSpec::state(name, shape),
                 "counter" => TensorSpec::counter(name, shape),
+                "register" => TensorSpec::register(name, shape),
                 other => return Err(format!("tensor `{name}`: no role `{other}`")),
             };
             let (bytes, expected) = (bytes.as_bytes(), spec.len() * spec.dtype().size());
@@ -72,7 +78,11 @@ impl Description {
             Ok(Constant { name, shape, dtype, bytes: bytes.as_bytes().to_vec() })
         };
         let constants = constants.into_iter().map(constant).collect::<std::result::Result<_, _>>()?;
-        Ok(Self { tensors: specs, initial, constants })
+        let register = specs.iter().position(|spec| spec.role == TensorRole::Register);
+        if register.is_some_and(|at| at + 1 != specs.len()) {
+            return Err("a register is not the last tensor".to_owned());
+        }
+        Ok(Self { tensors: specs, initial, constants, register })
     }
 }
 
@@ -103,6 +113,11 @@ impl Driven {
         Self { what, plan, link, weights, loaded: 0, microbatch: None, version: Version(0), exported }
     }
 
+    /// Returns the version that the loop computes with.
+    fn pulled(&self) -> Pulled {
+        Pulled { weights: self.weights.clone(), loaded: self.loaded, register: self.what.register }
+    }
+
     /// Asks the loop for gradients of parameters times `weight`.
     fn ask(&self, batch: &Batch, key: u64, memory: &dyn Allocator, weight: f32) -> Result<Gradients> {
         let Some(microbatch) = self.microbatch else {
@@ -110,12 +125,12 @@ impl Driven {
         };
         let buffer = |tensor: &TensorSpec| match tensor.role {
             TensorRole::Parameter => memory.floats(tensor.len()).unwrap_or_else(|| tensor.zeros()),
-            TensorRole::State | TensorRole::Counter => tensor.zeros(),
+            TensorRole::State | TensorRole::Counter | TensorRole::Register => tensor.zeros(),
         };
         let buffers = self.what.tensors.iter().map(buffer).collect();
         let (answer, answered) = sync_channel(1);
-        let (weights, loaded, records) = (self.weights.clone(), self.loaded, batch.records.clone());
-        let train = Train::new(microbatch, records, key, weight, weights, loaded, buffers, answer);
+        let (pulled, records) = (self.pulled(), batch.records.clone());
+        let train = Train::new(microbatch, records, key, weight, pulled, buffers, answer);
         let what = || format!("microbatch {} (epoch {})", microbatch.id, microbatch.epoch);
         self.link.send(Message::Train(train)).map_err(|_| gone(&what()))?;
         match answered.recv() {
@@ -177,7 +192,7 @@ impl Model for Driven {
         let epoch = self.version.get().div_ceil(steps).saturating_sub(1);
         let (answer, answered) = sync_channel(1);
         let records = batch.records.clone();
-        let evaluate = Evaluate::new(epoch, records, self.weights.clone(), self.loaded, answer);
+        let evaluate = Evaluate::new(epoch, records, self.pulled(), answer);
         let what = || format!("evaluation of epoch {epoch}");
         self.link.send(Message::Evaluate(evaluate)).map_err(|_| gone(&what()))?;
         match answered.recv() {
@@ -193,7 +208,8 @@ impl Model for Driven {
 
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         self.exported.store(true, Ordering::Relaxed);
-        Ok(BTreeMap::new())
+        let state = self.pulled().state().filter(|state| !state.is_empty());
+        Ok(state.into_iter().map(|state| (STATE.to_owned(), state)).collect())
     }
 }
 

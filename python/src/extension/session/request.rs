@@ -4,16 +4,46 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use model::{Evaluation, Gradients, Weights};
-use proto::metrics::{Metric, Tally};
+use proto::ids::MicrobatchId;
+use proto::metrics::{Metric, Sum, Tally};
 use proto::plan::Microbatch;
+use proto::random;
+use proto::register;
 use proto::tensor::Values;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use super::region::Region;
 
 /// Where an answer goes. `None`: it was given.
 type Answer<T> = Mutex<Option<SyncSender<Result<T, String>>>>;
+
+/// A version of the job's tensors, as this process pulled it.
+pub(super) struct Pulled {
+    pub(super) weights: Weights,
+    /// Number of the weights in this process: equal numbers are equal weights.
+    pub(super) loaded: u64,
+    /// Index of the tensor that holds the state of the loop; it is the last one.
+    pub(super) register: Option<usize>,
+}
+
+impl Pulled {
+    /// Returns the regions of the model's tensors.
+    fn regions(&self) -> Vec<Region> {
+        let mut regions = Region::of_weights(&self.weights);
+        regions.truncate(self.register.unwrap_or(regions.len()));
+        regions
+    }
+
+    /// Returns the state of the loop. `None`: the job has no room for one.
+    pub(super) fn state(&self) -> Option<Vec<u8>> {
+        match self.weights.get(self.register?) {
+            Some(Values::I64(elements)) => Some(register::read(elements)),
+            _ => None,
+        }
+    }
+}
 
 /// A question for the gradients of one microbatch.
 #[pyclass(frozen, module = "ebbflow._native")]
@@ -22,33 +52,30 @@ pub(crate) struct Train {
     records: Vec<u64>,
     key: u64,
     weight: f32,
-    weights: Weights,
-    loaded: u64,
+    pulled: Pulled,
     buffers: Mutex<Option<Arc<Vec<Values>>>>,
-    /// Where the buffers lie.
+    /// Where the buffers of the model's tensors lie.
     addresses: Vec<usize>,
+    /// The state that the answer brings.
+    state: Mutex<Option<Vec<u8>>>,
     answer: Answer<Gradients>,
 }
 
 impl Train {
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "called once; a structure of the same fields would say it twice"
-    )]
     pub(super) fn new(
         microbatch: Microbatch,
         records: Vec<u64>,
         key: u64,
         weight: f32,
-        weights: Weights,
-        loaded: u64,
+        pulled: Pulled,
         mut buffers: Vec<Values>,
         answer: SyncSender<Result<Gradients, String>>,
     ) -> Self {
         let address = |values: &mut Values| values.bytes_mut().as_mut_ptr() as usize;
-        let addresses = buffers.iter_mut().map(address).collect();
+        let of_model = pulled.register.unwrap_or(buffers.len());
+        let addresses = buffers.iter_mut().take(of_model).map(address).collect();
         let (buffers, answer) = (Mutex::new(Some(Arc::new(buffers))), Mutex::new(Some(answer)));
-        Self { microbatch, records, key, weight, weights, loaded, buffers, addresses, answer }
+        Self { microbatch, records, key, weight, pulled, buffers, addresses, state: Mutex::default(), answer }
     }
 }
 
@@ -90,12 +117,34 @@ impl Train {
     /// Number of the weights in this process: equal numbers are equal weights.
     #[getter]
     fn loaded(&self) -> u64 {
-        self.loaded
+        self.pulled.loaded
+    }
+
+    /// Whether this is the first microbatch of its step, which alone may bring a new state.
+    #[getter]
+    fn leads(&self) -> bool {
+        self.microbatch.index == 0
     }
 
     /// Weights of each tensor, for reading.
     fn weights(&self) -> Vec<Region> {
-        Region::of_weights(&self.weights)
+        self.pulled.regions()
+    }
+
+    /// State of the loop at the version of the weights. `None`: the job has no room for one.
+    fn state<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        Some(PyBytes::new(py, &self.pulled.state()?))
+    }
+
+    /// Gives the answer a new state.
+    fn set_state(&self, state: &[u8]) -> PyResult<()> {
+        let elements = self.pulled.register.map(|at| self.pulled.weights[at].len());
+        let elements = elements.filter(|_| self.leads()).ok_or_else(|| {
+            PyRuntimeError::new_err("the job has no state, or this microbatch is not the first of its step")
+        })?;
+        register::check(elements, self.microbatch.step, state).map_err(wrong)?;
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(state.to_vec());
+        Ok(())
     }
 
     /// Memory for the answer of each tensor: gradients of parameters, new values of state. Its
@@ -112,7 +161,12 @@ impl Train {
         let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (buffers, answer) = buffers.zip(answer).ok_or_else(answered)?;
         // A view that is still alive keeps the memory; the answer is a copy then.
-        let values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
+        let mut values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
+        if let Some(state) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
+            && let Some(Values::I64(elements)) = values.last_mut()
+        {
+            register::write(elements, self.microbatch.step, &state).map_err(wrong)?;
+        }
         // The worker may not wait any more.
         let _ = answer.send(Ok(Gradients { loss: loss as f32, values }));
         Ok(())
@@ -125,6 +179,11 @@ impl Train {
             let _ = answer.send(Err(reason));
         }
     }
+
+    /// Says that this process leaves the job: others can answer.
+    fn leave(&self) {
+        drop(self.answer.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 /// A question for the measurements of records.
@@ -133,9 +192,7 @@ pub(crate) struct Evaluate {
     #[pyo3(get)]
     epoch: u64,
     records: Vec<u64>,
-    weights: Weights,
-    #[pyo3(get)]
-    loaded: u64,
+    pulled: Pulled,
     answer: Answer<Evaluation>,
 }
 
@@ -143,11 +200,10 @@ impl Evaluate {
     pub(super) const fn new(
         epoch: u64,
         records: Vec<u64>,
-        weights: Weights,
-        loaded: u64,
+        pulled: Pulled,
         answer: SyncSender<Result<Evaluation, String>>,
     ) -> Self {
-        Self { epoch, records, weights, loaded, answer: Mutex::new(Some(answer)) }
+        Self { epoch, records, pulled, answer: Mutex::new(Some(answer)) }
     }
 }
 
@@ -159,18 +215,40 @@ impl Evaluate {
         self.records.clone()
     }
 
-    /// Weights of each tensor, for reading.
-    fn weights(&self) -> Vec<Region> {
-        Region::of_weights(&self.weights)
+    /// Number of the weights in this process: equal numbers are equal weights.
+    #[getter]
+    fn loaded(&self) -> u64 {
+        self.pulled.loaded
     }
 
-    /// Answers with the sum of the records' losses, and with sum and number of terms of each
-    /// metric.
-    fn answer(&self, loss_sum: f64, metrics: Vec<(String, f64, u64)>) -> PyResult<()> {
+    /// Weights of each tensor, for reading.
+    fn weights(&self) -> Vec<Region> {
+        self.pulled.regions()
+    }
+
+    /// State of the loop at the version of the weights. `None`: the job has no room for one.
+    fn state<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
+        Some(PyBytes::new(py, &self.pulled.state()?))
+    }
+
+    /// Answers with the sum of the records' losses, with sum and number of terms of each mean, and
+    /// with sums of the program's own metrics: a name, the numbers, and whether they are a sum and
+    /// its count. A mean with a name that jobs do not know is the program's own too.
+    fn answer(
+        &self,
+        loss_sum: f64,
+        means: Vec<(String, f64, u64)>,
+        sums: Vec<(String, Vec<f64>, bool)>,
+    ) -> PyResult<()> {
         let samples = self.records.len() as u64;
         let mut evaluation = Evaluation { samples, loss_sum, ..Evaluation::default() };
-        for (name, sum, count) in metrics {
-            let metric: Metric = name.parse().map_err(PyValueError::new_err)?;
+        let own = |(name, values, is_mean)| (name, Sum { values, is_mean });
+        evaluation.sums = sums.into_iter().map(own).collect();
+        for (name, sum, count) in means {
+            let Ok(metric) = name.parse::<Metric>() else {
+                evaluation.sums.insert(name, Sum { values: vec![sum, count as f64], is_mean: true });
+                continue;
+            };
             let tally = Tally::Mean { sum, count };
             if !metric.takes(&tally) {
                 return Err(PyValueError::new_err(format!(
@@ -179,6 +257,7 @@ impl Evaluate {
             }
             evaluation.tallies.insert(metric, tally);
         }
+        proto::metrics::check_sums(&evaluation.sums).map_err(wrong)?;
         let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let _ = answer.ok_or_else(answered)?.send(Ok(evaluation));
         Ok(())
@@ -191,6 +270,22 @@ impl Evaluate {
             let _ = answer.send(Err(reason));
         }
     }
+
+    /// Says that this process leaves the job: others can answer.
+    fn leave(&self) {
+        drop(self.answer.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Returns the seed of every random number of a microbatch, in a job with `seed`.
+#[pyfunction]
+pub(crate) fn microbatch_key(seed: u64, microbatch: u64) -> u64 {
+    random::microbatch_key(seed, MicrobatchId(microbatch))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` gives it by value")]
+fn wrong(error: proto::Error) -> PyErr {
+    PyValueError::new_err(error.to_string())
 }
 
 fn answered() -> PyErr {
