@@ -42,6 +42,7 @@ def launch(
     cpus: int = 1,
     gpu: bool = False,
     image: str | None = None,
+    mounts: Sequence[str | os.PathLike[str]] = (),
 ) -> Launch:
     """Start a script with ``ebbflow.join`` in processes of its own, and return at once.
 
@@ -66,10 +67,12 @@ def launch(
         cwd: Folder in which the processes start. Default: that of this process.
         on_line: Called with each line of output, on another thread. An exception in it cancels the
             launch, and :meth:`Launch.wait` raises it.
-        on: ``slurm``, ``ray`` or ``kubernetes``. Default: this host.
+        on: ``slurm``, ``ray``, ``kubernetes`` or ``compose``. Default: processes of this host.
         cpus: Processors of each process of the script, with ``on``.
         gpu: Give each process of the script a GPU, with ``on``.
-        image: Image of the containers, on Kubernetes.
+        image: Image of the containers, on Kubernetes and with Compose.
+        mounts: Files and folders of this host that the script sees at the same paths, with Compose.
+            One whose text ends in ``:ro`` cannot be written there.
 
     Raises:
         InvalidJobError: There is no such script, or an argument does not go with another one.
@@ -80,8 +83,8 @@ def launch(
     folder = Path("out", script.stem) if out is None else Path(out)
     folder = folder.absolute()
     if on is None:
-        if (cpus, gpu, image) != (1, False, None):
-            raise InvalidJobError("cpus, gpu and image: only with `on`")
+        if (cpus, gpu, image) != (1, False, None) or mounts:
+            raise InvalidJobError("cpus, gpu, image and mounts: only with `on`")
         command = ["-m", "ebbflow._launched", str(os.getpid()), "run", str(script)]
     else:
         if cwd is not None:
@@ -89,6 +92,8 @@ def launch(
         command = ["-m", "ebbflow.launchers", "--parent", str(os.getpid()), "--on", on]
         command += ["--cpus", str(cpus)] + ["--gpu"] * gpu
         command += [] if image is None else ["--image", image]
+        for mount in mounts:
+            command += ["--mount", os.fspath(mount)]
     command += ["--workers", str(workers), "--ps", str(ps), "--out", str(folder), "--json"]
     if python is not None:
         command += ["--python", os.fspath(python)]

@@ -109,22 +109,25 @@ def test_S2_11_a_process_sees_its_own_gpu_of_those_that_are_visible(tmp_path: Pa
 
 
 def test_S2_20_a_process_of_the_launcher_becomes_the_script_of_its_host(tmp_path: Path) -> None:
-    code, entry = tmp_path / "code", tmp_path / "train.py"
+    code = tmp_path / "code"
     code.mkdir()
-    (code / "train.py").write_text("import os, sys; print(sys.argv, os.environ['SM_CURRENT_HOST'])")
-    entry.write_text(ENTRY.read_text())
+    (code / "train.py").write_text(
+        "import os, sys; print(sys.argv, os.environ['SM_CURRENT_HOST'], os.getcwd(), sys.path[:2])"
+    )
     for worker, host in [("worker-0", "algo-1"), ("worker-1", "algo-2")]:
         plan = {"arguments": ["train.py", "--lr", "0.1"], "environment": {"SM_CURRENT_HOST": host}}
         (tmp_path / f"{worker}.json").write_text(json.dumps(plan))
-    said = subprocess.run(
-        [sys.executable, entry],
-        cwd=code,
-        env={**os.environ, "EBBFLOW_WORKER": "worker-1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout == "['train.py', '--lr', '0.1'] algo-2\n"
+    # The second name is that of a process at an agent.
+    for worker in ("worker-1", "my-train-7-1"):
+        said = subprocess.run(
+            [sys.executable, ENTRY, tmp_path],
+            env={**os.environ, "EBBFLOW_WORKER": worker},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        places = f"{code} {[str(code), str(code)]}"
+        assert said.stdout == f"['train.py', '--lr', '0.1'] algo-2 {places}\n"
 
 
 def test_S2_04_metrics_are_the_first_groups_of_expressions_in_lines_of_processes() -> None:
@@ -139,6 +142,9 @@ def test_S2_04_metrics_are_the_first_groups_of_expressions_in_lines_of_processes
     assert found == [(now, "train:loss", 0.25, "worker-3"), (now, "accuracy", 0.75, "worker-3")]
     assert [metric.value for metric in definitions.find("worker-0 | accuracy=3", now)] == [3.0]
     assert definitions.find("worker-0 | accuracy=high", now) == []
+    assert definitions.find("my-train-2-1 | accuracy=3", now) == [
+        (now, "accuracy", 3.0, "worker-1")
+    ], "a process at an agent"
     assert definitions.find("step 3 of 10, loss: 0.5", now) == [], "a line of the launcher"
     assert definitions.find("worker-0 | nothing", now) == []
     assert Definitions(None).find("worker-0 | loss: 1", now) == []
@@ -168,7 +174,8 @@ def test_S2_10_a_host_and_its_operator_limit_a_cluster() -> None:
     assert processes(2, "local", gpus=0, cpus=2, limit=None) == 2
     assert processes(4, "local", gpus=0, cpus=2, limit="4") == 4
     assert processes(1, "local_gpu", gpus=8, cpus=16, limit=None) == 8
-    for count, kind, gpus, cpus, limit, expected in [
+    assert processes(256, "slurm", gpus=0, cpus=None, limit=None) == 256
+    refused: list[tuple[int, str, int, int | None, str | None, str]] = [
         (3, "local", 0, 2, None, "3 processes, where 2 may be: the host has 2 processors"),
         (2, "local", 0, 8, "1", "2 processes, where 1 may be: EBBFLOW_WORKERS_MAX = 1"),
         (300, "local", 0, 999, None, "300 processes, where 256 may be"),
@@ -176,7 +183,11 @@ def test_S2_10_a_host_and_its_operator_limit_a_cluster() -> None:
         (1, "local_gpu", 0, 8, None, "no GPU that torch sees; use local"),
         (2, "local_gpu", 8, 64, None, "1 instance with 8 GPUs; use instance_count = 1"),
         (1, "local_gpu", 8, 4, None, "8 processes, where 4 may be"),
-    ]:
+        (3, "compose", 0, 2, None, "where 2 may be: the Docker engine has 2 processors"),
+        (2, "slurm", 0, None, "1", "where 1 may be: EBBFLOW_WORKERS_MAX = 1"),
+        (257, "slurm", 0, None, None, "where 256 may be: there are at most 256"),
+    ]
+    for count, kind, gpus, cpus, limit, expected in refused:
         with pytest.raises(errors.ResourceLimitError, match=expected) as caught:
             processes(count, kind, gpus=gpus, cpus=cpus, limit=limit)
         assert f"instance_count = {count} of {kind}" in str(caught.value)
@@ -234,12 +245,17 @@ def test_S2_21_names_of_data_parallelism_are_taken(script: str) -> None:
         ({"max_wait": 3600}, "`max_wait`.*max_run"),
         ({"checkpoint_s3_uri": "s3://b/c"}, "`checkpoint_s3_uri`.*checkpoints=URL"),
         ({"checkpoint_local_path": "/c"}, "`checkpoint_local_path`.*checkpoints=FOLDER"),
-        ({"image_uri": "x"}, "`image_uri`"),
+        ({"image_uri": "x"}, "`image_uri` is not kept with local: .*use compose"),
+        ({"image_uri": "x", "instance_type": "slurm"}, "`image_uri` is not kept with slurm"),
+        (
+            {"image_uri": "x", "instance_type": "compose", "py_version": "py3"},
+            "`py_version` are not kept with `image_uri`",
+        ),
+        ({"instance_type": "slurm", "output_path": "s3://b/c"}, "output_path = 's3://b/c'"),
         ({"input_mode": "Pipe"}, "`input_mode`.*TrainingInput"),
         ({"instance_type": "ml.p3.16xlarge"}, "'ml.p3.16xlarge': no machines are rented.*local"),
-        ({"instance_type": "compose"}, "'compose': the images of deploy/ have no Python"),
-        ({"instance_type": "slurm"}, "'slurm': .*EBBFLOW_MASTER"),
-        ({"instance_type": "vm"}, "there are local and local_gpu"),
+        ({"instance_type": "kubernetes"}, "'kubernetes': .*--on kubernetes"),
+        ({"instance_type": "vm"}, "there are local, local_gpu, compose, slurm"),
         ({"framework_version": "0.4"}, "framework_version = '0.4'"),
         ({"py_version": "py2"}, "py_version = 'py2'"),
     ],
@@ -249,6 +265,11 @@ def test_S2_03_what_is_not_kept_is_refused_with_what_to_do(
 ) -> None:
     with pytest.raises(errors.UnsupportedError, match=expected):
         PyTorch(script, **options)
+
+
+def test_S2_03_containers_without_an_image_are_refused_with_what_to_do(script: str) -> None:
+    with pytest.raises(errors.InvalidJobError, match=r"`image_uri` is missing.*pip install"):
+        PyTorch(script, instance_type="compose")
 
 
 def test_S2_03_values_that_switch_something_off_are_taken(script: str) -> None:

@@ -66,6 +66,20 @@ if job.elected:
     (Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "host").write_text(os.environ["SM_HOSTS"])
 """
 
+#: The process algo-2 holds a batch while there is no marker. The others begin after its loss, when
+#: there is a file ``lost`` beside the marker.
+HOLDS = (
+    SCRIPT.replace(
+        'host != "algo-2" and not args.marker.exists()',
+        'host != "algo-2" and not args.marker.with_name("lost").exists()',
+    )
+    .replace(
+        "args.marker.touch()",
+        'print("holds a batch in", os.uname().nodename, "of", os.getppid(), flush=True)',
+    )
+    .replace("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(600)")
+)
+
 NETWORK = """
 from torch import nn
 
@@ -119,13 +133,21 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
-def estimator(source: Path, output: str | Path, count: int = 1, **more: Any) -> PyTorch:
+def estimator(
+    source: Path,
+    output: str | Path,
+    count: int = 1,
+    kind: str = "local",
+    image: str | None = None,
+    **more: Any,
+) -> PyTorch:
     hyperparameters = {"epochs": 3, "lr": 0.01, **more}
     return PyTorch(
         "train.py",
         source,
         instance_count=count,
-        instance_type="local",
+        instance_type=kind,
+        image_uri=image,
         hyperparameters=hyperparameters,
         distribution={"smdistributed": {"dataparallel": {"enabled": True}}},
         metric_definitions=METRICS,

@@ -397,6 +397,7 @@ mod tests {
             .unwrap();
     }
 
+    // S0-05
     #[test]
     fn processes_take_turns_on_the_devices() {
         let [a, b] = [Device::Cuda(0), Device::Cuda(2)];

@@ -1,6 +1,7 @@
 """An estimator after the manner of SageMaker: a script, its data and its output, and ``fit``.
 
-The training runs in processes of this host, with a cluster that ends with it.
+The training runs in processes of this host, in containers, or on machines of Slurm, with a cluster
+that ends with it.
 ``docs/migrate-from-sagemaker.md`` shows both sides.
 """
 

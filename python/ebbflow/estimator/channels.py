@@ -11,7 +11,7 @@ from typing import Any
 from ebbflow.errors import InvalidJobError, UnsupportedError
 from ebbflow.estimator.stores import download, local_path, upload
 
-__all__ = ["S3Uploader", "TrainingInput", "channels", "stage"]
+__all__ = ["S3Uploader", "TrainingInput", "channels", "local_files", "stage"]
 
 #: The channel of an input without a name.
 _UNNAMED = "training"
@@ -146,6 +146,12 @@ def channels(
             raise InvalidJobError(f"channel {name!r}: another one has the same variable")
         found[name] = data if isinstance(data, TrainingInput) else TrainingInput(data)
     return found
+
+
+def local_files(found: Mapping[str, TrainingInput]) -> list[Path]:
+    """Return the files and folders of this host to which :func:`stage` makes links."""
+    paths = {local_path(data.url) for data in found.values()}
+    return sorted(path.absolute() for path in paths if path is not None)
 
 
 def stage(found: Mapping[str, TrainingInput], folder: Path) -> None:

@@ -16,18 +16,21 @@ from typing import Any
 
 from ebbflow.errors import Error, InvalidJobError, UnsupportedError
 from ebbflow.estimator import quota
-from ebbflow.estimator.channels import TrainingInput, channels, stage
+from ebbflow.estimator.channels import TrainingInput, channels, local_files, stage
 from ebbflow.estimator.job import TrainingJob
 from ebbflow.estimator.metrics import Definitions, Metric
-from ebbflow.estimator.output import Output
+from ebbflow.estimator.output import DEFAULT, Output
 from ebbflow.estimator.refusals import (
+    COMPOSE,
     LOCAL,
     LOCAL_GPU,
+    SLURM,
     check_distribution,
     check_type,
     check_versions,
     refuse_options,
 )
+from ebbflow.estimator.stores import local_path
 from ebbflow.estimator.variables import (
     Description,
     Host,
@@ -58,9 +61,15 @@ class PyTorch:
             is the current folder of the script. ``requirements.txt`` is not installed.
         instance_count: Processes that train, each a host of SageMaker.
         instance_type: ``local``: processes of this host that use no GPU. ``local_gpu``: a process
-            for each GPU of this host, with ``instance_count=1``.
-        framework_version: Version of PyTorch that must be there, such as ``2.4``.
-        py_version: Version of Python that must be there, such as ``py3`` or ``py310``.
+            for each GPU of this host, with ``instance_count=1``. ``compose``: containers of the
+            Docker engine of this host. ``slurm``: jobs of Slurm, for which ``output_path``, the
+            data and the Python environment lie where all machines see them.
+        image_uri: Image of the containers for ``compose``, with Python, ebbflow, torch, and what
+            the script imports.
+        framework_version: Version of PyTorch that must be there, such as ``2.4``. An image has its
+            own, so it is refused there.
+        py_version: Version of Python that must be there, such as ``py3`` or ``py310``. It is not
+            taken with an image either.
         hyperparameters: Arguments of the script: ``{"lr": 0.1}`` becomes ``--lr 0.1``.
         distribution: ``{"smdistributed": {"dataparallel": {"enabled": True}}}``, which is what
             always happens, or another name of data parallelism. Model parallelism is refused.
@@ -86,6 +95,7 @@ class PyTorch:
         *,
         instance_count: int = 1,
         instance_type: str = LOCAL,
+        image_uri: str | None = None,
         framework_version: str | None = None,
         py_version: str | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
@@ -99,16 +109,28 @@ class PyTorch:
         **others: Any,
     ) -> None:
         refuse_options(others)
-        check_type(instance_type)
+        check_type(instance_type, image_uri)
         check_distribution(distribution)
-        check_versions(framework_version, _torch(), py_version, sys.version_info[:2])
+        if image_uri is None:
+            check_versions(framework_version, _torch(), py_version, sys.version_info[:2])
+        elif framework_version is not None or py_version is not None:
+            raise UnsupportedError(
+                "estimator: `framework_version` and `py_version` are not kept with `image_uri`: "
+                "the image has both; remove them"
+            )
         self._source, self.entry_point = _source(entry_point, source_dir)
         self.instance_count = instance_count
         self.instance_type = instance_type
+        self.image_uri = image_uri
         self._hyperparameters = dict(hyperparameters or {})
         check_hyperparameters(self._hyperparameters)
         self._definitions = Definitions(metric_definitions)
         self.output_path = None if output_path is None else os.fspath(output_path)
+        if instance_type == SLURM and local_path(self.output_path or "") is None:
+            raise UnsupportedError(
+                f"estimator: output_path = {self.output_path!r} is not kept with slurm: name a "
+                "folder that all machines see"
+            )
         self._environment = dict(environment or {})
         check_environment(self._environment)
         self._dependencies = [Path(path) for path in dependencies or ()]
@@ -143,10 +165,14 @@ class PyTorch:
             others: Refused.
 
         Raises:
-            ResourceLimitError: The host or its operator does not allow so many processes.
-            InvalidJobError: An argument is wrong, or there is an output of a job of this name.
-            ScriptError: The script failed. The message ends with its last lines.
-            JobFailedError: The job of its ``ebbflow.join`` failed.
+            ResourceLimitError: The host, the Docker engine or the operator does not allow so many
+                processes.
+            InvalidJobError: An argument is wrong, there is an output of a job of this name, or the
+                image lacks ebbflow.
+            UnsupportedError: No Docker engine answers.
+            ScriptError: The script failed, or the cluster. The message ends with its last lines.
+            JobFailedError: The job of its ``ebbflow.join`` failed. With ``compose`` and ``slurm``
+                the script may have failed before it, too.
             RunTimeoutError: It took longer than ``max_run``.
             OSError: Files cannot be copied, or the output cannot be written.
         """
@@ -159,11 +185,11 @@ class PyTorch:
                     "..)] to ebbflow.join"
                 )
         found = channels(inputs)
-        number = quota.of_host(self.instance_count, self.instance_type)
+        number = quota.of_type(self.instance_count, self.instance_type)
         job = self._job_name() if job_name is None else job_name
         if _JOB_NAME.fullmatch(job) is None:
             raise InvalidJobError(f"job_name = {job!r}: expected letters, digits, and . _ -")
-        root = Path(tempfile.mkdtemp(prefix="ebbflow-job-")).resolve()
+        root = self._root()
         try:
             training = self._start(job, found, number, root)
         except BaseException:
@@ -223,34 +249,53 @@ class PyTorch:
         now = datetime.datetime.now(datetime.timezone.utc)
         return f"{self.base_job_name}-{now:%Y-%m-%d-%H-%M-%S}-{now.microsecond // 1000:03}"
 
+    def _root(self) -> Path:
+        """Make the folder of a job, which all its processes see."""
+        place = None
+        if self.instance_type == SLURM:
+            place = local_path(self.output_path or DEFAULT)
+            assert place is not None
+            place.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=".ebbflow-job-", dir=place)).resolve()
+
     def _start(
         self, job: str, found: Mapping[str, TrainingInput], number: int, root: Path
     ) -> TrainingJob:
         """Make the folders of a job, and start it."""
         hosts = [Host(root, index) for index in range(number)]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        is_here = self.instance_type in (LOCAL, LOCAL_GPU)
         description = Description(
             job=job,
             entry_point=self.entry_point,
             instance_type=self.instance_type,
             hosts=hosts,
-            cpus=max(1, quota.cpus() // number),
+            cpus=max(1, (quota.cpus(self.instance_type) or number) // number),
             gpus=gpus_of(number, visible) if self.instance_type == LOCAL_GPU else [],
             channels={name: data.config() for name, data in found.items()},
             hyperparameters=self._hyperparameters,
+            network="lo" if is_here else "eth0",
         )
         stage(found, root / "data")
-        code = self._copy_source(root / "code")
+        self._copy_source(root / "code")
         for host in hosts:
-            self._describe(description, host, code)
-        entry = root / Path(self.entry_point).name
+            self._describe(description, host)
+        # Alone in its folder, which travels to other machines. They see the rest in `root`.
+        entry = root / "entry" / Path(self.entry_point).name
+        entry.parent.mkdir()
         shutil.copyfile(Path(__file__).with_name("_entry.py"), entry)
         output = Output(self.output_path, job, root)
         output.open()
+        where: dict[str, Any] = {} if is_here else {"on": self.instance_type}
+        if self.instance_type == COMPOSE:
+            data = [f"{path}:ro" for path in local_files(found)]
+            where |= {"image": self.image_uri, "cpus": description.cpus, "mounts": [root, *data]}
         try:
             return TrainingJob(
                 job,
-                lambda line: launch(entry, workers=number, out=output.run, cwd=code, on_line=line),
+                lambda line: launch(
+                    entry, [root], workers=number, out=output.run, on_line=line, **where
+                ),
                 root,
                 hosts,
                 output,
@@ -261,7 +306,7 @@ class PyTorch:
             output.discard()
             raise
 
-    def _copy_source(self, code: Path) -> Path:
+    def _copy_source(self, code: Path) -> None:
         if self._source.is_dir():
             shutil.copytree(self._source, code, symlinks=True, ignore=_NO_SOURCE)
         else:
@@ -273,9 +318,8 @@ class PyTorch:
                 shutil.copytree(path, target, dirs_exist_ok=True, ignore=_NO_SOURCE)
             else:
                 shutil.copyfile(path, target)
-        return code
 
-    def _describe(self, description: Description, host: Host, code: Path) -> None:
+    def _describe(self, description: Description, host: Host) -> None:
         """Make the folders of one host, and the file by which its process becomes the script."""
         inputs = host.folder / "input"
         for folder in (inputs / "config", host.model, host.output):
@@ -285,8 +329,6 @@ class PyTorch:
         for name, content in description.config_files(host).items():
             (inputs / "config" / name).write_text(json.dumps(content), encoding="utf-8")
         own = {**self._environment, **description.environment(host)}
-        paths = [str(code), self._environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH")]
-        own["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         script = [self.entry_point, *arguments(self._hyperparameters)]
         plan = {"arguments": script, "environment": own}
         place = host.root / f"worker-{host.index}.json"

@@ -23,7 +23,7 @@ _MODEL = "model.safetensors"
 
 
 class TrainingJob:
-    """A training in processes of this host. ``estimator.latest_training_job`` is the last one.
+    """A training of an estimator. ``estimator.latest_training_job`` is the last one.
 
     Attributes:
         name: Name of the job.

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ebbflow.errors import InvalidJobError
 
-#: What ``ebb run`` puts before a line of a process.
-_PREFIX = re.compile(r"(worker-\d+) \| ")
+#: What stands before a line of a process: ``worker-0 | `` on this host, ``train-1-0 | `` elsewhere.
+_PREFIX = re.compile(r"\S+-(\d+) \| ")
 
 
 class Metric(NamedTuple):
@@ -19,7 +19,7 @@ class Metric(NamedTuple):
         timestamp: When it was read, in seconds since 1970.
         metric_name: Name of its definition.
         value: The number.
-        worker: The process, such as ``worker-0``.
+        worker: The process, such as ``worker-0`` for the host ``algo-1``.
     """
 
     timestamp: float
@@ -75,5 +75,5 @@ class Definitions:
             except (TypeError, ValueError):
                 continue
             if value is not None:
-                found.append(Metric(timestamp, name, value, prefix[1]))
+                found.append(Metric(timestamp, name, value, f"worker-{prefix[1]}"))
         return found

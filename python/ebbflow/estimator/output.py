@@ -11,7 +11,10 @@ from pathlib import Path
 from ebbflow.errors import InvalidJobError
 from ebbflow.estimator.stores import local_path, sync, upload
 
-__all__ = ["Output", "merged", "pack"]
+__all__ = ["DEFAULT", "Output", "merged", "pack"]
+
+#: The output path of an estimator without one.
+DEFAULT = "out"
 
 
 class Output:
@@ -23,7 +26,7 @@ class Output:
     """
 
     def __init__(self, output_path: str | None, job: str, root: Path) -> None:
-        place = output_path or "out"
+        place = output_path or DEFAULT
         self.url = f"{place.rstrip('/')}/{job}"
         path = local_path(self.url)
         self._folder = None if path is None else path.absolute()

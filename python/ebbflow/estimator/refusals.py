@@ -9,18 +9,19 @@ from typing import Any
 from ebbflow.errors import InvalidJobError, UnsupportedError
 
 #: Instance types that there are.
-LOCAL, LOCAL_GPU = "local", "local_gpu"
+LOCAL, LOCAL_GPU, COMPOSE, SLURM = "local", "local_gpu", "compose", "slurm"
+
+_TYPES = (LOCAL, LOCAL_GPU, COMPOSE, SLURM)
 
 _DIFFERENT_MACHINES = (
     "start a cluster with the files of deploy/, and the script on its machines with EBBFLOW_MASTER"
 )
 
 #: Instance types that a user may expect, with what to do instead.
-_TYPES = {
-    "compose": "the images of deploy/ have no Python; " + _DIFFERENT_MACHINES,
-    "kubernetes": "the images of deploy/ have no Python; " + _DIFFERENT_MACHINES,
-    "slurm": "the estimator submits nothing to Slurm; " + _DIFFERENT_MACHINES,
-    "ml.": "no machines are rented here; use local or local_gpu, or " + _DIFFERENT_MACHINES,
+_EXPECTED = {
+    "kubernetes": "use `ebb run SCRIPT.py --on kubernetes`, or compose or slurm",
+    "ml.": "no machines are rented here; use local, local_gpu, compose or slurm, or "
+    + _DIFFERENT_MACHINES,
 }
 
 #: Arguments of the estimator, with the value that means "off" and what to do instead of others.
@@ -32,7 +33,6 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "profiler_config": (None, "use torch.profiler in the script; remove it"),
     "rules": (None, "check numbers in the script; remove it"),
     "tensorboard_output_config": (None, "pass ebbflow.trackers.TensorBoard to ebbflow.join"),
-    "image_uri": (None, "the script runs with the interpreter of this process; remove it"),
     "use_spot_instances": (
         False,
         "processes that are killed are started again in every run; remove it",
@@ -42,13 +42,16 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "checkpoint_local_path": (None, "pass checkpoints=FOLDER and checkpoint_every to ebbflow.join"),
     "max_retry_attempts": (None, "each process is started again up to three times; remove it"),
     "instance_groups": (None, "all processes are equal; use instance_count"),
-    "keep_alive_period_in_seconds": (None, "a local cluster starts at once; remove it"),
+    "keep_alive_period_in_seconds": (None, "the cluster ends with its job; remove it"),
     "volume_size": (None, "the job uses the folder for temporary files, TMPDIR; remove it"),
     "volume_kms_key": (None, "encrypt the file system; remove it"),
     "output_kms_key": (None, "let the bucket encrypt what it gets; remove it"),
-    "subnets": (None, "the cluster is on the loopback; remove it"),
-    "security_group_ids": (None, "the cluster is on the loopback; remove it"),
-    "encrypt_inter_container_traffic": (False, "the cluster is on the loopback; remove it"),
+    "subnets": (None, "the cluster has no network of AWS; remove it"),
+    "security_group_ids": (None, "the cluster has no network of AWS; remove it"),
+    "encrypt_inter_container_traffic": (
+        False,
+        "the cluster has no keys; use one with keys, and the script with EBBFLOW_MASTER",
+    ),
     "enable_network_isolation": (False, "the script has the network of this host; remove it"),
     "tags": (None, "put them into base_job_name; remove it"),
     "git_config": (None, "check the source out and pass its folder as source_dir"),
@@ -80,17 +83,28 @@ def refuse_options(given: Mapping[str, Any]) -> None:
             raise UnsupportedError(f"estimator: `{name}` is not kept: {instead}")
 
 
-def check_type(instance_type: str) -> None:
-    """Check that processes of this host are asked for.
+def check_type(instance_type: str, image: str | None) -> None:
+    """Check that there is such a cluster, and that containers have an image.
 
     Raises:
-        UnsupportedError: The instance type is another one. The message says what to do instead.
+        UnsupportedError: The instance type is another one, or has no image. The message says what
+            to do instead.
+        InvalidJobError: Containers lack an image.
     """
-    if instance_type in (LOCAL, LOCAL_GPU):
-        return
-    begins = [begin for begin in _TYPES if instance_type.startswith(begin)]
-    instead = _TYPES[begins[0]] if begins else "there are local and local_gpu"
-    raise UnsupportedError(f"estimator: instance_type = {instance_type!r}: {instead}")
+    if instance_type not in _TYPES:
+        begins = [begin for begin in _EXPECTED if instance_type.startswith(begin)]
+        instead = _EXPECTED[begins[0]] if begins else f"there are {', '.join(_TYPES)}"
+        raise UnsupportedError(f"estimator: instance_type = {instance_type!r}: {instead}")
+    if image is not None and instance_type != COMPOSE:
+        raise UnsupportedError(
+            f"estimator: `image_uri` is not kept with {instance_type}: the script runs with the "
+            "interpreter of this process; remove it, or use compose"
+        )
+    if image is None and instance_type == COMPOSE:
+        raise InvalidJobError(
+            "estimator: instance_type = 'compose': `image_uri` is missing; name an image in which "
+            "`pip install 'ebbflow[torch]'` has been run, with what the script imports"
+        )
 
 
 def check_distribution(distribution: Mapping[str, Any] | None) -> None:

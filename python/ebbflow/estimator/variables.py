@@ -107,12 +107,13 @@ class Description:
     Attributes:
         job: Name of the job.
         entry_point: Path of the script below the source.
-        instance_type: ``local`` or ``local_gpu``.
+        instance_type: Such as ``local``.
         hosts: All hosts.
         cpus: Processors of one host.
         gpus: Ids of GPUs, one for each host. Empty: hosts have none.
         channels: What ``SM_INPUT_DATA_CONFIG`` says of each channel.
         hyperparameters: Values that JSON has.
+        network: Name of the network interface by which hosts reach each other.
     """
 
     job: str
@@ -123,6 +124,7 @@ class Description:
     gpus: Sequence[str]
     channels: Mapping[str, Mapping[str, str]]
     hyperparameters: Mapping[str, Any]
+    network: str = "lo"
 
     def resource_config(self, host: Host) -> dict[str, Any]:
         """Return ``resourceconfig.json`` of a host."""
@@ -130,7 +132,7 @@ class Description:
             "current_host": host.name,
             "current_instance_type": self.instance_type,
             "hosts": [other.name for other in self.hosts],
-            "network_interface_name": "lo",
+            "network_interface_name": self.network,
         }
 
     def config_files(self, host: Host) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class Description:
             "model_dir": str(host.model),
             "module_dir": str(host.root / "code"),
             "module_name": self.entry_point.removesuffix(".py"),
-            "network_interface_name": "lo",
+            "network_interface_name": self.network,
             "num_cpus": self.cpus,
             "num_gpus": 1 if self.gpus else 0,
             "output_data_dir": str(host.output),

@@ -1,4 +1,4 @@
-"""A script on machines of Slurm, Ray or Kubernetes: ``ebb run train.py --on slurm``.
+"""A script on machines of a platform, or in containers: ``ebb run train.py --on slurm``.
 
 One launch is a master, ps and agents, which a platform starts on its machines. The script is sent
 to this master, and everything is taken away at the end. What all platforms share is in ``cluster``,
@@ -13,7 +13,10 @@ from ebbflow.launchers.platform import Platform, Settings
 __all__ = ["NAMES", "Platform", "Settings", "platform"]
 
 #: The platforms, as ``--on`` names them. ``local`` starts everything on this host, for tests.
-NAMES = ("slurm", "ray", "kubernetes", "local")
+NAMES = ("slurm", "ray", "kubernetes", "compose", "local")
+
+#: The platforms of containers, which have an image.
+_OF_CONTAINERS = ("kubernetes", "compose")
 
 
 def platform(name: str, settings: Settings) -> Platform:
@@ -25,6 +28,10 @@ def platform(name: str, settings: Settings) -> Platform:
     """
     from ebbflow.errors import InvalidJobError
 
+    if settings.image is not None and name not in _OF_CONTAINERS:
+        raise InvalidJobError(f"--image: only with --on {' or '.join(_OF_CONTAINERS)}")
+    if settings.mounts and name != "compose":
+        raise InvalidJobError("--mount: only with --on compose")
     if name == "local":
         from ebbflow.launchers.local import Local
 
@@ -41,4 +48,8 @@ def platform(name: str, settings: Settings) -> Platform:
         from ebbflow.launchers.kubernetes import Kubernetes
 
         return Kubernetes(settings)
+    if name == "compose":
+        from ebbflow.launchers.compose import Compose
+
+        return Compose(settings)
     raise InvalidJobError(f"--on {name}: expected one of {', '.join(NAMES)}")

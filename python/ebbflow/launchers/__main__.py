@@ -14,6 +14,7 @@ from ebbflow._launched import end_with
 from ebbflow.errors import Error, InvalidJobError, OutputError
 from ebbflow.launchers import NAMES, Settings, platform
 from ebbflow.launchers.cluster import Plan, Stopped, train
+from ebbflow.launchers.platform import Mount
 
 __all__ = ["main"]
 
@@ -63,6 +64,7 @@ def _run(given: argparse.Namespace) -> int:
             cpus=given.cpus,
             gpu=given.gpu,
             image=given.image,
+            mounts=[Mount.parse(text) for text in given.mount],
         )
         plan = Plan(
             script=script.absolute(),
@@ -118,6 +120,7 @@ def _parser() -> _Parser:
     parser.add_argument("--cpus", type=_count, default=1)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--image")
+    parser.add_argument("--mount", action="append", default=[])
     parser.add_argument("--parent", type=int)
     return parser
 

@@ -9,17 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ebbflow.errors import InvalidJobError
+
 __all__ = [
     "ADDRESS",
     "SCRATCH",
     "Guard",
     "Master",
+    "Mount",
     "Platform",
     "Role",
     "Settings",
     "last_lines",
+    "last_of",
     "plain_environment",
     "url_in",
+    "url_of",
 ]
 
 #: Stands in arguments for the address of the machine on which a role starts.
@@ -38,6 +43,35 @@ _LINES_SHOWN = 20
 _READ_BYTES = 64 << 10
 
 
+#: Behind the path of a :class:`Mount` that no container may write.
+_READ_ONLY = ":ro"
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of this host that containers see at the same path.
+
+    Attributes:
+        path: Its absolute path.
+        is_read_only: Containers may not write it.
+    """
+
+    path: Path
+    is_read_only: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Mount:
+        """Return the mount ``PATH`` or ``PATH:ro``.
+
+        Raises:
+            InvalidJobError: There is no such file or folder.
+        """
+        path = Path(text.removesuffix(_READ_ONLY)).absolute()
+        if not path.exists():
+            raise InvalidJobError(f"--mount {text}: {path}: no such file or folder")
+        return cls(path, text.endswith(_READ_ONLY))
+
+
 @dataclass(frozen=True)
 class Settings:
     """What all platforms are told.
@@ -49,7 +83,8 @@ class Settings:
         python: Interpreter of roles and scripts. ``None``: the one that the platform has.
         cpus: Processors of an agent.
         gpu: Each agent gets a GPU.
-        image: Image of containers, for Kubernetes.
+        image: Image of containers, for Kubernetes and Compose.
+        mounts: What the containers see of this host, for Compose.
     """
 
     name: str
@@ -59,6 +94,7 @@ class Settings:
     cpus: int = 1
     gpu: bool = False
     image: str | None = None
+    mounts: Sequence[Mount] = ()
 
 
 @dataclass(frozen=True)
@@ -182,22 +218,29 @@ def last_lines(path: Path) -> list[str]:
             content = file.read()
     except FileNotFoundError:
         return []
-    return content.decode(errors="replace").splitlines()[-_LINES_SHOWN:]
+    return last_of(content.decode(errors="replace"))
+
+
+def last_of(text: str) -> list[str]:
+    """Return the last lines of a text."""
+    return text.splitlines()[-_LINES_SHOWN:]
 
 
 def url_in(path: Path) -> str | None:
     """Return the URL that a master has printed into a file; ``None``: none yet."""
     try:
         with path.open(errors="replace") as file:
-            # A line that is not whole has not its whole URL.
-            lines = [
-                line for line in file.read(_READ_BYTES).splitlines(True) if line.endswith("\n")
-            ]
+            return url_of(file.read(_READ_BYTES))
     except FileNotFoundError:
         return None
-    for line in lines:
+
+
+def url_of(text: str) -> str | None:
+    """Return the URL that a master has printed; ``None``: none yet."""
+    # A line that is not whole has not its whole URL.
+    for line in text.splitlines(True):
         _, found, url = line.partition(_LISTENING)
-        if found:
+        if found and line.endswith("\n"):
             return url.strip()
     return None
 

@@ -35,14 +35,21 @@ fn refuse(args: &args::Run, on: Platform) -> Result<()> {
     if args.compute.device != Choice::Auto {
         bail!("--device: not with --on; pass --gpu for processes with a GPU each");
     }
+    if !args.launch.mounts.is_empty() && on != Platform::Compose {
+        bail!("--mount: only with --on compose");
+    }
+    if args.launch.gpu && on == Platform::Compose {
+        bail!("--gpu: not with --on compose; use this host without --on");
+    }
     match (on, args.launch.image.is_some()) {
-        (Platform::Kubernetes, false) => {
+        (Platform::Kubernetes | Platform::Compose, false) => {
             bail!(
-                "--image: missing; --on kubernetes needs an image with Python, ebbflow and what the script imports"
+                "--image: missing; --on {} needs an image with Python, ebbflow and what the script imports",
+                on.name()
             )
         }
-        (Platform::Kubernetes, true) | (_, false) => Ok(()),
-        (_, true) => bail!("--image: only with --on kubernetes"),
+        (Platform::Kubernetes | Platform::Compose, true) | (_, false) => Ok(()),
+        (_, true) => bail!("--image: only with --on kubernetes or compose"),
     }
 }
 
@@ -64,7 +71,7 @@ fn check(python: &Path) -> Result<()> {
 
 /// Returns the arguments of the launcher.
 fn arguments(args: &args::Run, on: Platform) -> Vec<OsString> {
-    let args::Launch { cpus, gpu, image, .. } = &args.launch;
+    let args::Launch { cpus, gpu, image, mounts, .. } = &args.launch;
     let script = args.job.file_stem().unwrap_or(args.job.as_os_str());
     let out = args.out.clone().unwrap_or_else(|| Path::new(RESULTS).join(script));
     let number = |given: Option<u32>| given.unwrap_or(1).to_string().into();
@@ -75,6 +82,7 @@ fn arguments(args: &args::Run, on: Platform) -> Vec<OsString> {
     for (flag, value) in [("--python", python), ("--image", image.clone().map(Into::into))] {
         all.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
     }
+    all.extend(mounts.iter().flat_map(|mount| ["--mount".into(), mount.clone()]));
     for (flag, is_given) in [("--gpu", *gpu), ("--json", args.json)] {
         all.extend(is_given.then(|| flag.into()));
     }
@@ -116,6 +124,11 @@ mod tests {
                      t.py --on x";
         let whole: Vec<_> = whole.split_whitespace().map(OsString::from).collect();
         assert_eq!(arguments(&run, Platform::Kubernetes), whole);
+        let run = args("t.py --on compose --image i --mount /a --mount /b:ro");
+        let mounts =
+            "--on compose --out out/t --workers 1 --ps 1 --cpus 1 --image i --mount /a --mount /b:ro -- t.py";
+        let mounts: Vec<_> = mounts.split(' ').map(OsString::from).collect();
+        assert_eq!(arguments(&run, Platform::Compose), mounts);
     }
 
     #[test]
@@ -124,14 +137,22 @@ mod tests {
             ("t.py --on ray --device cuda:0", "--device"),
             ("t.py --on ray --image i", "--image: only"),
             ("t.py --on kubernetes", "--image: missing"),
+            ("t.py --on compose", "--image: missing"),
+            ("t.py --on compose --image i --gpu", "--gpu: not"),
+            ("t.py --on slurm --mount /a", "--mount: only"),
         ] {
             let run = args(line);
             let said = refuse(&run, run.launch.on.unwrap()).unwrap_err().to_string();
             assert!(said.starts_with(name), "{said}");
         }
-        for line in
-            ["t.py --gpu", "t.py --cpus 2", "t.py --image i", "t.py --on pbs", "t.py --on ray --cpus 0"]
-        {
+        for line in [
+            "t.py --gpu",
+            "t.py --cpus 2",
+            "t.py --image i",
+            "t.py --mount /a",
+            "t.py --on pbs",
+            "t.py --on ray --cpus 0",
+        ] {
             assert!(
                 Cli::try_parse_from(["ebb", "run"].into_iter().chain(line.split(' '))).is_err(),
                 "{line}"
