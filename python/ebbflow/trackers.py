@@ -28,7 +28,8 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
     """Return the number of updates so far, and the metrics by name.
 
     ``train/loss`` and others of a step, ``validation/accuracy`` and others of an evaluation. The
-    name of a named validation set takes the place of ``validation``. ``None`` for other events.
+    name of a named validation set takes the place of ``validation``. Values that are no numbers are
+    left out. ``None`` for other events.
     """
     if event.kind not in ("train", "eval"):
         return None
@@ -38,7 +39,8 @@ def scalars(event: Event) -> tuple[int, dict[str, float]] | None:
     values = {
         f"{group}/{name}": float("nan") if value is None else float(value)
         for name, value in event.items()
-        if name not in _PLACE
+        # Metrics of torchmetrics may be lists, such as one value for each class.
+        if name not in _PLACE and (value is None or isinstance(value, int | float))
     }
     return updates, values | {f"{group}/epoch": float(event["epoch"])}
 

@@ -31,6 +31,7 @@ def endless(client: ebbflow.Client) -> Iterator[ebbflow.Job]:
         job.wait(progress=False, check=False)
 
 
+# S0-11
 def test_a_job_is_submitted_waited_for_and_fetched(client: ebbflow.Client, tmp_path: Path) -> None:
     job = client.submit(DIGITS, changes=SHORT, out=tmp_path / "waited")
     assert job.name == f"digits-{job.id}"

@@ -1,4 +1,4 @@
-"""`ebbflow.elastic` alone. Names of tests have the ids of the behaviours that they are about."""
+"""`ebbflow.elastic` alone. Ids are those of ``docs/behaviours.md``, and TorchElastic's (S1)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def expected() -> str | None:
     return job.model_sha256
 
 
-def test_S3_01_S3_02_the_function_gets_leased_batches_of_all_epochs(expected: str) -> None:
+# S3-01, S3-02
+def test_the_function_gets_leased_batches_of_all_epochs(expected: str) -> None:
     seen: list[tuple[int, list[int]]] = []
 
     def elastic_train(dataset: elastic.Dataset) -> str:
@@ -106,7 +107,8 @@ def test_S3_01_S3_02_the_function_gets_leased_batches_of_all_epochs(expected: st
         assert sorted(records) == list(range(96))
 
 
-def test_S3_04_the_decorator_does_not_assume_what_the_function_does(expected: str) -> None:
+# S3-04
+def test_the_decorator_does_not_assume_what_the_function_does(expected: str) -> None:
     @elastic_allreduce
     def step(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
         LOSS(model(features), labels).backward()
@@ -125,7 +127,8 @@ def test_S3_04_the_decorator_does_not_assume_what_the_function_does(expected: st
     assert {job.model_sha256 for job in found} == {expected}
 
 
-def test_S3_05_what_is_not_registered_is_asked_for() -> None:
+# S3-05
+def test_what_is_not_registered_is_asked_for() -> None:
     def nothing(dataset: elastic.Dataset) -> None:
         list(dataset)
 
@@ -142,15 +145,17 @@ def test_S3_05_what_is_not_registered_is_asked_for() -> None:
         elastic.run(lambda dataset: registered() and None, data(), **SETTINGS)
 
 
+# S3-06, S3-10, S3-12
 @pytest.mark.parametrize("name", ["size", "rank", "broadcast_parameters", "report_batch_finished"])
-def test_S3_06_S3_10_S3_12_names_that_fall_away_say_what_to_do(name: str) -> None:
+def test_names_that_fall_away_say_what_to_do(name: str) -> None:
     with pytest.raises(errors.UnsupportedError, match=f"has no {name}: .*(remove|do not|elected)"):
         getattr(elastic, name)
     with pytest.raises(AttributeError, match="no attribute 'sise'"):
         _ = elastic.sise
 
 
-def test_S3_07_an_optimizer_of_horovod_is_refused_by_name() -> None:
+# S3-07
+def test_an_optimizer_of_horovod_is_refused_by_name() -> None:
     wrapped = type("SGD", (torch.optim.SGD,), {"__module__": "horovod.torch.optimizer"})
 
     def elastic_train(dataset: elastic.Dataset) -> None:
@@ -162,7 +167,8 @@ def test_S3_07_an_optimizer_of_horovod_is_refused_by_name() -> None:
         _ = elastic.DistributedGradientTape
 
 
-def test_S3_08_the_loop_logs_when_it_wants_to() -> None:
+# S3-08
+def test_the_loop_logs_when_it_wants_to() -> None:
     logged = []
 
     def elastic_train(dataset: elastic.Dataset) -> None:
@@ -189,7 +195,8 @@ def fails(times: int, error: Exception) -> Callable[[], None]:
     return fail
 
 
-def test_S3_09_S3_15_retries_have_a_bound_and_a_typed_error_at_the_end() -> None:
+# S3-09, S3-15, S3-16
+def test_retries_have_a_bound_and_a_typed_error_at_the_end() -> None:
     calls = []
 
     @elastic_allreduce(retries=2, wait_secs=0)
@@ -204,7 +211,23 @@ def test_S3_09_S3_15_retries_have_a_bound_and_a_typed_error_at_the_end() -> None
     assert isinstance(raised.value.__cause__, TimeoutError)
 
 
-def test_S3_13_a_function_that_fails_runs_again_as_if_it_had_not(
+# S3-09, S3-16
+def test_without_another_number_a_function_runs_again_five_times() -> None:
+    calls = []
+
+    @elastic_allreduce(wait_secs=0)
+    def never(optimizer: Any) -> None:
+        calls.append(1)
+        optimizer.step()
+        raise ConnectionError("reset")
+
+    with pytest.raises(errors.AttemptsError, match="never failed at attempt 6 of 6"):
+        backward_outside(never)
+    assert len(calls) == 6
+
+
+# S3-13
+def test_a_function_that_fails_runs_again_as_if_it_had_not(
     expected: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     once, again = fails(1, ConnectionError("reset")), fails(2, TimeoutError("late"))
@@ -227,7 +250,8 @@ def test_S3_13_a_function_that_fails_runs_again_as_if_it_had_not(
     assert caplog.text.count("it runs again in 0 s") == 3
 
 
-def test_S3_13_gradients_that_were_added_to_are_not_repeated() -> None:
+# S3-13
+def test_gradients_that_were_added_to_are_not_repeated() -> None:
     @elastic_allreduce(wait_secs=0)
     def adds(optimizer: Any) -> None:
         for tensor in optimizer.param_groups[0]["params"]:
@@ -238,7 +262,8 @@ def test_S3_13_gradients_that_were_added_to_are_not_repeated() -> None:
         backward_outside(adds)
 
 
-def test_S3_14_frameworks_other_than_torch_are_refused_by_name() -> None:
+# S3-14
+def test_frameworks_other_than_torch_are_refused_by_name() -> None:
     for framework in ("tf_v1", "tf_v2"):
         with pytest.raises(errors.UnsupportedError, match=f"framework = '{framework}'"):
             elastic_allreduce(lambda: None, framework)
@@ -248,7 +273,8 @@ def test_S3_14_frameworks_other_than_torch_are_refused_by_name() -> None:
         elastic_allreduce(retries=-1)
 
 
-def test_S3_15_S3_16_a_function_runs_once_for_each_batch_and_its_value_is_kept(
+# S3-12, S3-15, S3-16
+def test_a_function_runs_once_for_each_batch_and_its_value_is_kept(
     expected: str,
 ) -> None:
     values: list[int] = []
@@ -267,7 +293,8 @@ def test_S3_15_S3_16_a_function_runs_once_for_each_batch_and_its_value_is_kept(
     assert job.summary["microbatches_applied"] == 24
 
 
-def test_S3_15_errors_of_the_function_itself_come_through_at_once() -> None:
+# S3-15
+def test_errors_of_the_function_itself_come_through_at_once() -> None:
     calls = []
 
     @elastic_allreduce
@@ -396,7 +423,8 @@ def test_settings_of_run_are_checked_before_the_function_is_called() -> None:
             elastic.run(elastic_train, data(), **options)
 
 
-def test_S1_05_S1_06_the_sampler_leaves_records_to_the_leases() -> None:
+# S1-05, S1-06
+def test_the_sampler_leaves_records_to_the_leases() -> None:
     source = data()
     sampler = elastic.ElasticDistributedSampler(source)
     sampler.set_epoch(3)
@@ -419,7 +447,8 @@ def test_S1_05_S1_06_the_sampler_leaves_records_to_the_leases() -> None:
             elastic.ElasticDistributedSampler(source, **{name: 2})
 
 
-def test_S1_13_S1_14_S1_15_rendezvous_names_the_job_and_the_master() -> None:
+# S1-13, S1-14, S1-15
+def test_rendezvous_names_the_job_and_the_master() -> None:
     found = elastic.rendezvous(rdzv_id="mine", rdzv_endpoint="host:4700")
     assert found == {"name": "mine", "master": "http://host:4700"}
     assert (

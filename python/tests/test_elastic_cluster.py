@@ -1,4 +1,4 @@
-"""Loops of ElasticDL in several processes. Names of tests have the ids of the behaviours."""
+"""Loops of ElasticDL in several processes. Ids at tests are as in `test_elastic.py`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ run(elastic_train, source, load_checkpoint=load, epochs=2, micro=8, effective=32
 """
 
 
-def test_S3_03_S3_11_one_and_three_processes_with_one_killed_give_the_same_bits(
+# S3-03, S3-11
+def test_one_and_three_processes_with_one_killed_give_the_same_bits(
     place: Place,
 ) -> None:
     one = place.script(TRAIN, *ARGUMENTS).result()
@@ -70,7 +71,8 @@ def test_S3_03_S3_11_one_and_three_processes_with_one_killed_give_the_same_bits(
     assert [process["elected"] for process in found].count(True) == 1
 
 
-def test_S3_06_the_number_of_processes_changes_no_update(place: Place) -> None:
+# S3-06
+def test_the_number_of_processes_changes_no_update(place: Place) -> None:
     alone = Script(None, TRAIN, *ARGUMENTS).result()
     three = [place.script(TRAIN, *ARGUMENTS, gate="join") for _ in range(3)]
     for script in three:
@@ -84,9 +86,8 @@ def test_S3_06_the_number_of_processes_changes_no_update(place: Place) -> None:
     assert sum(process["steps"] for process in found) >= alone["steps"] == 3 * 90
 
 
-def test_S3_10_S1_11_a_process_that_joins_gets_the_weights_of_the_job(
-    place: Place, tmp_path: Path
-) -> None:
+# S0-06, S1-11, S3-10
+def test_a_process_that_joins_gets_the_weights_of_the_job(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "script.py"
     path.write_text(OTHER_WEIGHTS)
     one = place.script(path, "7", "one").result()
@@ -102,7 +103,8 @@ def test_S3_10_S1_11_a_process_that_joins_gets_the_weights_of_the_job(
     assert {first.result()["sha"], joins.result()["sha"]} == {one["sha"]}
 
 
-def test_S1_08_a_checkpoint_gives_the_first_weights(place: Place, tmp_path: Path) -> None:
+# S1-08
+def test_a_checkpoint_gives_the_first_weights(place: Place, tmp_path: Path) -> None:
     import torch
 
     path, weights = tmp_path / "script.py", tmp_path / "weights.pt"

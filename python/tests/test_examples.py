@@ -132,7 +132,8 @@ def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbo
         assert start("-c", code, str(FLOW), SANDBOX=value) == expected
 
 
-def test_s0_14_a_script_of_fabric_models_has_one_line_changed_and_trains(place: Place) -> None:
+# S0-14
+def test_a_script_of_fabric_models_has_one_line_changed_and_trains(place: Place) -> None:
     lines = [line for line in FABRIC.read_text().splitlines() if "ebbflow" in line]
     assert len(lines) == 1 and lines[0].endswith("# was: from fabric_model import FabricModel")
     alone = Script(None, FABRIC).result()

@@ -1,4 +1,4 @@
-"""`ebbflow.fabric.FabricModel` alone. The tests are named by the behaviours that they check."""
+"""`ebbflow.fabric.FabricModel` alone. Ids at tests are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 import math
+import os
 import time
 import warnings
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbflow import errors  # noqa: E402
-from ebbflow._fabric import aliases, batches, limits  # noqa: E402
+from ebbflow._fabric import batches, limits  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
@@ -93,7 +94,8 @@ def trained(epochs: int, batch_size: int, **options: Any) -> FabricModel:
     return made
 
 
-def test_s0_02_two_edits_train_a_model_with_the_defaults(
+# S0-02, S0-20, S0-21, S0-22, S0-23, S0-33
+def test_two_edits_train_a_model_with_the_defaults(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     model = network()
@@ -109,7 +111,8 @@ def test_s0_02_two_edits_train_a_model_with_the_defaults(
     assert lines[-1].startswith("test epoch=4 loss=")
 
 
-def test_s0_20_s0_28_a_model_of_another_kind_is_refused_by_name() -> None:
+# S0-20, S0-28
+def test_a_model_of_another_kind_is_refused_by_name() -> None:
     keras = type("Model", (), {"__module__": "tf_keras.src.engine.training"})
     functional = type("Functional", (keras,), {})
     optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
@@ -121,7 +124,8 @@ def test_s0_20_s0_28_a_model_of_another_kind_is_refused_by_name() -> None:
         fabric(keras_custom_objects={"Mine": object})
 
 
-def test_s0_21_s0_40_data_sets_are_a_pair_of_map_style_ones() -> None:
+# S0-21, S0-40
+def test_data_sets_are_a_pair_of_map_style_ones() -> None:
     class Stream(IterableDataset[Any]):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             return iter([1])
@@ -141,7 +145,8 @@ def test_s0_21_s0_40_data_sets_are_a_pair_of_map_style_ones() -> None:
         fabric(datasets_function=good)
 
 
-def test_s0_22_s0_23_the_loss_is_a_function_and_the_optimizer_an_instance() -> None:
+# S0-22, S0-23
+def test_the_loss_is_a_function_and_the_optimizer_an_instance() -> None:
     with pytest.raises(TypeError, match=r"loss_function: expected a function.*'cross_entropy'"):
         fabric(loss_function="cross_entropy")
     with pytest.raises(TypeError, match=r"optimizer: expected an instance of torch.optim.*'adam'"):
@@ -151,7 +156,8 @@ def test_s0_22_s0_23_the_loss_is_a_function_and_the_optimizer_an_instance() -> N
         trained(1, 10, model=model, optimizer=torch.optim.LBFGS(model.parameters()))
 
 
-def test_s0_24_metrics_have_names_and_are_measured_in_training_and_tests() -> None:
+# S0-24, S0-49
+def test_metrics_have_names_and_are_measured_in_training_and_tests() -> None:
     worker, driver = Logger(), Logger()
     model = network()
     made = trained(
@@ -175,11 +181,11 @@ def test_s0_24_metrics_have_names_and_are_measured_in_training_and_tests() -> No
         assert found["loss"] == pytest.approx(float(LOSS(model(x), y)), abs=1e-5)
         assert found["accuracy"] == pytest.approx(float(accuracy(model(x), y)), abs=1e-6)
         assert found["Confidence"] == pytest.approx(Confidence()(model(x), y), abs=1e-5)
-    # A name that no event has travels as another one.
-    assert made.job is not None and made.job.metrics["top1000"] == found["Confidence"]
+    assert made.job is not None and made.job.metrics["Confidence"] == found["Confidence"]
 
 
-def test_s0_24_metrics_with_one_name_are_refused() -> None:
+# S0-24
+def test_metrics_with_one_name_are_refused() -> None:
     def loss(outputs: Any, labels: Any) -> float:
         return 0.0
 
@@ -193,16 +199,8 @@ def test_s0_24_metrics_with_one_name_are_refused() -> None:
     assert "partial" in vars(fabric(metrics=[functools.partial(accuracy)])._part)["_metrics"]
 
 
-def test_names_of_metrics_that_events_lack_become_free_ones() -> None:
-    assert aliases(["accuracy", "mse", "top5", "log_loss", "mae", "top1000"]) == {}
-    assert aliases(["mine", "rmse", "top999", "top0"]) == {
-        "mine": "top1000",
-        "rmse": "top998",
-        "top0": "top997",
-    }
-
-
-def test_s0_24_the_driver_is_told_that_a_batch_has_a_loss_alone(
+# S0-24
+def test_the_driver_is_told_that_a_batch_has_a_loss_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = Logger()
@@ -212,7 +210,8 @@ def test_s0_24_the_driver_is_told_that_a_batch_has_a_loss_alone(
     assert all(list(metrics) == ["loss"] for metrics, *_ in driver.of("train"))
 
 
-def test_s0_25_s0_47_a_worker_hears_of_its_steps() -> None:
+# S0-25, S0-31, S0-45, S0-47, S0-49, S0-50
+def test_a_worker_hears_of_its_steps() -> None:
     worker, losses = Logger(), list[float]()
 
     def loss(outputs: Any, labels: Any) -> Any:
@@ -230,7 +229,8 @@ def test_s0_25_s0_47_a_worker_hears_of_its_steps() -> None:
     assert worker.calls[0] == ("begin",) and worker.calls[-1] == ("end",)
 
 
-def test_s0_26_s0_46_the_driver_hears_averages_of_the_epoch() -> None:
+# S0-26, S0-46, S0-50
+def test_the_driver_hears_averages_of_the_epoch() -> None:
     worker, driver = Logger(), Logger()
     trained(2, 30, worker_logger_callback=worker, driver_logger_callback=driver)
     sizes = [30, 30, 30, 10] * 2
@@ -245,14 +245,16 @@ def test_s0_26_s0_46_the_driver_hears_averages_of_the_epoch() -> None:
     assert driver.calls[0] == ("begin",) and driver.calls[-1] == ("end",)
 
 
-def test_s0_46_the_iteration_of_the_driver_counts_batches_of_all_workers() -> None:
+# S0-32, S0-46
+def test_the_iteration_of_the_driver_counts_batches_of_all_workers() -> None:
     driver = Logger()
     trained(2, 10, engines_number=4, driver_logger_callback=driver)
     # An update has 4 batches, the last one of an epoch 2.
     assert [call[1] for call in driver.of("train")] == [4, 8, 10, 14, 18, 20]
 
 
-def test_s0_49_the_driver_hears_of_tests_with_iteration_0() -> None:
+# S0-30, S0-49
+def test_the_driver_hears_of_tests_with_iteration_0() -> None:
     driver = Logger()
     trained(3, 50, driver_logger_callback=driver)
     assert [call[1:] for call in driver.of("test")] == [(0, 0), (0, 1), (0, 2)]
@@ -261,7 +263,8 @@ def test_s0_49_the_driver_hears_of_tests_with_iteration_0() -> None:
     assert kinds == ["begin", *["train", "train", "test"] * 3, "end"]
 
 
-def test_s0_43_another_logger_replaces_the_default_one(
+# S0-43
+def test_another_logger_replaces_the_default_one(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "ebbflow.fabric"):
@@ -274,7 +277,8 @@ def test_s0_43_another_logger_replaces_the_default_one(
     assert capsys.readouterr().out == "" and caplog.text == ""
 
 
-def test_s0_44_one_class_is_a_logger_of_both_and_needs_its_methods() -> None:
+# S0-44
+def test_one_class_is_a_logger_of_both_and_needs_its_methods() -> None:
     both = Logger()
     trained(1, 50, worker_logger_callback=both, driver_logger_callback=both)
     assert [call[0] for call in both.calls].count("begin") == 2
@@ -286,7 +290,8 @@ def test_s0_44_one_class_is_a_logger_of_both_and_needs_its_methods() -> None:
         fabric(driver_logger_callback=Half())
 
 
-def test_s0_29_s0_42_a_collate_function_makes_the_batches() -> None:
+# S0-29, S0-42
+def test_a_collate_function_makes_the_batches() -> None:
     seen = []
 
     def collate(batch: list[Any]) -> tuple[Any, Any]:
@@ -300,7 +305,8 @@ def test_s0_29_s0_42_a_collate_function_makes_the_batches() -> None:
         trained(1, 40, fn_batch_collate=lambda batch: torch.stack([x for x, _ in batch]))
 
 
-def test_s0_41_features_and_labels_may_be_dictionaries_arrays_and_scalars() -> None:
+# S0-41
+def test_features_and_labels_may_be_dictionaries_arrays_and_scalars() -> None:
     class Named:
         def __len__(self) -> int:
             return 20
@@ -334,6 +340,7 @@ def test_s0_41_features_and_labels_may_be_dictionaries_arrays_and_scalars() -> N
     assert tests[-1] < tests[0]
 
 
+# S0-31, S0-32, S0-36, S0-37, S0-38
 @pytest.mark.parametrize(
     ("batch_size", "engines", "effective", "expected"),
     [
@@ -348,7 +355,7 @@ def test_s0_41_features_and_labels_may_be_dictionaries_arrays_and_scalars() -> N
         (1, 3, None, (3, 3)),
     ],
 )
-def test_s0_31_s0_32_s0_36_s0_37_s0_38_sizes_of_batches(
+def test_sizes_of_batches(
     batch_size: int, engines: int | None, effective: int | None, expected: tuple[int, int]
 ) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -360,14 +367,16 @@ def test_s0_31_s0_32_s0_36_s0_37_s0_38_sizes_of_batches(
         assert f"effective_batch_size = {effective} is no multiple" in str(caught[0].message)
 
 
-def test_s0_36_an_update_has_the_effective_batch() -> None:
+# S0-36
+def test_an_update_has_the_effective_batch() -> None:
     made = trained(1, 10, effective_batch_size=50)
     assert made.job is not None and made.job.summary is not None
     assert made.job.summary["steps"] == 2
     assert made.job.summary["microbatches_applied"] == 10
 
 
-def test_s0_30_s0_33_s0_34_s0_35_numbers_are_checked() -> None:
+# S0-30, S0-33, S0-34, S0-35
+def test_numbers_are_checked() -> None:
     wrong: Any
     for wrong, error, expected in [
         ({"epoch_number": 0}, ValueError, "epoch_number = 0: expected at least 1"),
@@ -383,15 +392,44 @@ def test_s0_30_s0_33_s0_34_s0_35_numbers_are_checked() -> None:
             fabric().train(**({"epoch_number": 1, "batch_size": 8} | wrong))
 
 
-def test_s0_34_loggers_hear_of_every_nth_test_and_of_the_last_one() -> None:
+# S0-33
+@pytest.mark.parametrize("number", [0, 2])
+def test_so_many_processes_load_the_records(number: int) -> None:
+    class Named:
+        """Records with the process that loads them as their label."""
+
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, record: int) -> Any:
+            return torch.zeros(6), os.getpid()
+
+    model, trained_by, tested_by = network(), set[int](), set[int]()
+
+    def loss(outputs: Any, labels: Any) -> Any:
+        (trained_by if model.training else tested_by).update(labels.tolist())
+        return LOSS(outputs, labels * 0)
+
+    made = fabric(model, datasets_function=lambda: (Named(), Named()), loss_function=loss)
+    made.train(1, 5, num_dataloader_threads=number)
+    if number == 0:
+        assert trained_by == tested_by == {os.getpid()}
+    else:
+        assert len(trained_by) == number and 1 <= len(tested_by) <= number
+        assert not {os.getpid()} & (trained_by | tested_by) and not trained_by & tested_by
+
+
+# S0-34
+def test_loggers_hear_of_every_nth_test_and_of_the_last_one() -> None:
     worker, driver = Logger(), Logger()
     trained(5, 50, validation_freq=2, worker_logger_callback=worker, driver_logger_callback=driver)
     assert [call[2] for call in driver.of("test")] == [1, 3, 4]
     assert [call[2] for call in worker.of("test")] == [1, 3, 4]
 
 
+# S0-35
 @pytest.mark.parametrize(("freq", "saved"), [(2, [4, 8]), (0, [])])
-def test_s0_35_checkpoints_are_saved_every_so_many_epochs(
+def test_checkpoints_are_saved_every_so_many_epochs(
     freq: int, saved: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBFLOW_CHECKPOINTS", str(tmp_path))
@@ -413,7 +451,8 @@ def test_s0_35_checkpoints_are_saved_every_so_many_epochs(
     assert versions() == saved
 
 
-def test_s0_07_s0_09_variables_limit_the_time_of_pulls_that_fail(
+# S0-07, S0-09
+def test_variables_limit_the_time_of_pulls_that_fail(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given = {"EDT_PULL_WEIGHT_TIME_OUT": "2.5", "EDT_PULL_FAILED_LIMITS": "3"}
@@ -457,7 +496,8 @@ def test_a_loss_that_is_no_number_reaches_nobody_as_one() -> None:
     assert driver.of("train") == [] and driver.calls[-1] == ("end",)
 
 
-def test_s0_27_without_its_packages_onnx_is_refused_before_the_training(
+# S0-27
+def test_without_its_packages_onnx_is_refused_before_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     find = importlib.util.find_spec
@@ -477,8 +517,9 @@ def test_s0_27_without_its_packages_onnx_is_refused_before_the_training(
     assert worker.calls == []
 
 
+# S0-27
 @pytest.mark.usefixtures("onnx_is_there")
-def test_s0_27_models_of_other_inputs_are_refused_before_the_training() -> None:
+def test_models_of_other_inputs_are_refused_before_the_training() -> None:
     class Named:
         def __len__(self) -> int:
             return 20
@@ -504,9 +545,8 @@ def onnx_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
 
 
-def test_s0_27_the_final_model_is_saved_as_onnx(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# S0-27
+def test_the_final_model_is_saved_as_onnx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxscript")
     onnx = pytest.importorskip("onnx")
     monkeypatch.setenv("RESULT_DIR", str(tmp_path))

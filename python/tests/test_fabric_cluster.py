@@ -1,4 +1,7 @@
-"""`ebbflow.fabric.FabricModel` in several processes of one cluster."""
+"""`ebbflow.fabric.FabricModel` in several processes of one cluster.
+
+Ids at tests are those of ``docs/behaviours.md``.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,8 @@ def without_workers(calls: list[Any]) -> list[Any]:
     return [call[:4] for call in calls]
 
 
-def test_s0_46_s0_49_the_driver_hears_the_same_averages_for_any_fleet(
+# S0-25, S0-46, S0-47, S0-48, S0-49
+def test_the_driver_hears_the_same_averages_for_any_fleet(
     place: Place, script: Path, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
@@ -103,10 +107,10 @@ def test_s0_46_s0_49_the_driver_hears_the_same_averages_for_any_fleet(
     for name in ("one", "three"):
         (other,) = heard(tmp_path, name, "driver")
         assert without_workers(other) == without_workers(driver)
-    # S0-48: the workers that there are.
+    # The workers that there are.
     (of_three,) = heard(tmp_path, "three", "driver")
     assert {call[4] for call in of_three if call[0] == "train"} == {3}
-    # S0-25, S0-47: each worker hears of its own batches, and counts them.
+    # Each worker hears of its own batches, and counts them.
     workers = heard(tmp_path, "three", "worker")
     assert len(workers) == 3
     trained = [[call for call in worker if call[0] == "train"] for worker in workers]
@@ -119,7 +123,27 @@ def test_s0_46_s0_49_the_driver_hears_the_same_averages_for_any_fleet(
     }
 
 
-def test_s0_26_another_process_is_elected_when_the_driver_dies(
+# S0-32
+def test_no_more_processes_train_than_engines_number(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    folder = str(tmp_path)
+    script.write_text(SCRIPT.replace("engines_number=4", "engines_number=2"))
+    alone = Script(None, script, folder, "alone", "0").result()
+    three = [place.script(script, folder, "three", "0", gate="join") for _ in range(3)]
+    for process in three:
+        process.arrive()
+    place.wait_for_workers("three", 2)
+    for process in three:
+        process.go()
+    assert {process.result()["sha"] for process in three} == {alone["sha"]}
+    drivers = heard(tmp_path, "three", "driver")
+    workers = {call[4] for calls in drivers for call in calls if call[0] == "train"}
+    assert workers and max(workers) == 2
+
+
+# S0-01, S0-26
+def test_another_process_is_elected_when_the_driver_dies(
     place: Place, script: Path, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,18 @@ import pytest
 from ebbflow import trackers
 from ebbflow.status import Event
 
+from .conftest import needs
+
 RUN = "mine-18bcfe56800"
+
+
+@pytest.fixture(autouse=True)
+def libraries_are_patient_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be sent about the use of a library, and W&B's process start on busy cores."""
+    monkeypatch.setenv("DO_NOT_TRACK", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_INIT_TIMEOUT", "250")
+    monkeypatch.setenv("WANDB_X_SERVICE_WAIT", "250")
 
 
 def events() -> list[Event]:
@@ -51,6 +65,12 @@ def test_scalars_have_the_names_of_their_sets_and_the_updates_so_far() -> None:
         {"validation/loss": 0.25, "validation/accuracy": 1.0, "validation/epoch": 0.0},
     )
     assert found[5] is not None and math.isnan(found[5][1]["other/loss"])
+
+
+def test_a_value_for_each_class_is_no_scalar() -> None:
+    measured = {"event": "eval", "epoch": 0, "step": 2, "precision": [0.5, 1.0], "loss": 0.25}
+    found = trackers.scalars(Event({**measured, "sequence": 1, "unix_ms": 0}))
+    assert found == (2, {"validation/loss": 0.25, "validation/epoch": 0.0})
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -105,8 +125,7 @@ def test_a_library_that_is_missing_is_named_before_the_training(
 
 
 def test_tensorboard_shows_each_number_once(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = needs("tensorboard.backend.event_processing.event_accumulator", "torch")
     record(trackers.TensorBoard(tmp_path), events()[:3], status=None)
     record(trackers.TensorBoard(tmp_path), events())
     found = reader.EventAccumulator(str(tmp_path))
@@ -117,20 +136,37 @@ def test_tensorboard_shows_each_number_once(tmp_path: Path) -> None:
     assert (accuracy.step, accuracy.value, accuracy.wall_time) == (2, 1.0, 1_700_000_000.004)
 
 
-def test_wandb_keeps_an_offline_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+def test_wandb_keeps_an_offline_run_that_its_own_program_reads(tmp_path: Path) -> None:
+    needs("wandb")
     tracker = trackers.WandB("project", mode="offline", dir=str(tmp_path))
     record(tracker, events())
-    (folder,) = tmp_path.glob("wandb/offline-run-*")
-    (file,) = folder.glob("*.wandb")
-    # The file's records are protobufs, whose strings are plain.
-    content = file.read_bytes()
-    assert folder.name.endswith(RUN)
-    assert all(name in content for name in (b"train/loss", b"validation/accuracy", b"0.75"))
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{RUN}/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [json.loads(line) for line in said.splitlines()]
+    (run,) = [line["run"] for line in found if line["type"] == "run"]
+    assert (run["project"], run["run_id"], run["display_name"]) == ("project", RUN, RUN)
+    # The step of W&B is the number of the event.
+    history = [line["history"] for line in found if line["type"] == "history"]
+    assert [row["step"]["num"] for row in history] == [2, 3, 5, 6]
+    items = [row["item"] for row in history]
+    assert [(row["step"], row.get("train/loss")) for row in items[:2]] == [(1, 0.75), (2, 0.5)]
+    assert (items[2]["step"], items[2]["validation/loss"]) == (2, 0.25)
+    assert items[2]["validation/accuracy"] == 1.0 and "train/loss" not in items[2]
+    assert [line["exit"]["exit_code"] for line in found if line["type"] == "exit"] == [0]
+
+
+def test_wandb_says_that_a_job_failed(tmp_path: Path) -> None:
+    needs("wandb")
+    record(trackers.WandB("project", mode="offline", dir=str(tmp_path)), events(), "failed")
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--summary", "--json", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(said)["exit_code"] == 1
 
 
 def test_mlflow_has_each_number_once(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    mlflow = needs("mlflow", "sqlalchemy", "alembic")
     uri = f"sqlite:///{tmp_path}/runs.db"
     record(trackers.MLflow("experiment", uri), events()[:3], status=None)
     record(trackers.MLflow("experiment", uri), events())

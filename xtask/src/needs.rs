@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use std::{
     ffi::OsString,
     fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
@@ -87,7 +88,13 @@ const VALIDATOR: Python =
     Python { packages: &["kubernetes-validate==1.30.0"], module: "kubernetes_validate", size: "5 MB" };
 /// The PyTorch that Ebbflow's libtorch is of, and other packages that tests and examples import.
 pub(crate) const TORCH: Python = Python {
-    packages: &["torch==2.11.0", "numpy==2.4.6", "safetensors==0.8.0", "pillow==13.0.0"],
+    packages: &[
+        "torch==2.11.0",
+        "numpy==2.4.6",
+        "safetensors==0.8.0",
+        "pillow==13.0.0",
+        "torchmetrics==1.9.0",
+    ],
     module: "torch",
     size: "2.5 GB",
 };
@@ -119,9 +126,14 @@ pub(crate) const PYTHON: Python = Python {
         "nbclient==0.11.0",
         "ipykernel==7.4.0",
         "ray==2.60.0",
+        "tensorboard==2.21.0",
+        "wandb==0.31.0",
+        "mlflow-skinny==3.17.2",
+        "sqlalchemy==2.1.9",
+        "alembic==1.20.1",
     ],
     module: "maturin",
-    size: "600 MB",
+    size: "800 MB",
 };
 
 const fn of_debian(program: &'static str, package: &'static str) -> Need {
@@ -194,7 +206,18 @@ pub(crate) fn nvrtc() -> Result<Option<PathBuf>> {
 
 impl Python {
     fn folder(&self) -> Result<PathBuf> {
-        Ok(workspace::cache_dir()?.join(format!("peer-{}", self.packages.join("-").replace("==", "-"))))
+        Ok(workspace::cache_dir()?.join(format!("peer-{}", self.name())))
+    }
+
+    /// Returns the list of packages as a part of the name of a file, which has 255 bytes at most.
+    fn name(&self) -> String {
+        let list = self.packages.join("-").replace("==", "-");
+        if list.len() <= 200 {
+            return list;
+        }
+        let mut hasher = DefaultHasher::new();
+        list.hash(&mut hasher);
+        format!("{}-and-others-{:016x}", self.packages[0].replace("==", "-"), hasher.finish())
     }
 
     /// Its interpreter. `None`, said aloud, where it cannot be had.
@@ -287,4 +310,19 @@ fn with_fresh_lists(action: impl Fn() -> Result<()>) -> Result<()> {
         let _ = run(Command::new("apt-get").args(["-q", "update"]));
         action()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_have_names_that_fit_and_tell_lists_apart() {
+        let name = |packages| Python { packages, module: "a", size: "1 MB" }.name();
+        assert_eq!(name(&["a==1", "b[c]==2"]), "a-1-b[c]-2");
+        let long = [&["a==1"; 60][..], &["b==2"]].concat().leak();
+        let other = [&["a==1"; 60][..], &["b==3"]].concat().leak();
+        assert!(name(long).starts_with("a-1-and-others-") && name(long).len() < 60);
+        assert_ne!(name(long), name(other));
+    }
 }
