@@ -20,6 +20,7 @@ use clap::builder::PossibleValuesParser;
 use programs::{Program, WHOLE, WITHOUT_TORCH};
 use runner::{Done, Task};
 use std::{
+    collections::BTreeSet,
     ffi::OsString,
     fmt::Write as _,
     fs,
@@ -50,10 +51,10 @@ pub(crate) struct Args {
 const STAGES: [(&str, &str); 13] = [
     ("format", "fmt --all --check"),
     ("dependencies", ""),
-    // With `cuda`, which the lints with libtorch leave out.
+    // The features of the other lints, but for libtorch: what both compile is compiled once.
     (
         "lint-without-torch",
-        "clippy --workspace --no-default-features --features cuda --all-targets -- -D warnings",
+        "clippy --workspace --no-default-features --features cloud,cuda --all-targets -- -D warnings",
     ),
     ("build-without-torch", ""),
     ("python", ""),
@@ -76,7 +77,10 @@ const RUNS: [&str; 6] =
 const OF_DEPLOY: [&str; 4] = ["compose", "slurm", "hosts", "deploy"];
 
 /// Libraries and tests that run in both halves, because they do something else without libtorch.
-const BOTH: [&str; 3] = ["ebbflow/lib", "model/lib", "checkpoints"];
+const BOTH: [&str; 2] = ["model/lib", "checkpoints"];
+
+/// Ends the name of a program that also runs without libtorch.
+const WITH_LIBTORCH: &str = " with libtorch";
 
 /// What tells cargo to build the tests of the kernels for CUDA devices alone. They need no device.
 pub(crate) const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_joins --test nvml";
@@ -90,7 +94,7 @@ const WITH_TORCH: [&str; 5] = ["chaos", "custom_model", "matches_pytorch", "same
 /// missing here.
 const LONGEST: [&str; 14] = [
     "compose",
-    "images",
+    "images with libtorch",
     "simulation",
     "doctest",
     "chaos",
@@ -125,6 +129,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     // What comes over the network comes while the half without libtorch compiles.
     let (tests, deploy) = (has(&["test"]), has(&["test-deploy"]));
     let mut libtorch = has(&["lint", "build", "doctest"]).then(|| thread::spawn(libtorch::ensure_installed));
+    let mut packages = has(&["python"]).then(|| thread::spawn(python::fetch));
     let mut programs = (tests || deploy || has(&["test-without-torch"]))
         .then(|| thread::spawn(move || environment(tests, deploy)));
 
@@ -141,9 +146,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "dependencies" => dependencies::check(),
             "build-without-torch" => build_without_torch(&mut built),
             "build" => build(&mut built),
-            "python" => {
-                python::build().map(|tests| built.extend(tests.into_iter().map(|test| ("test-python", test))))
-            }
+            "python" => fetched(&mut packages)
+                .and_then(|()| python::build())
+                .map(|tests| built.extend(tests.into_iter().map(|test| ("test-python", test)))),
             _ => run_cargo(STAGES.iter().find(|(name, _)| *name == stage).context("a stage")?.1),
         });
         let word = if result.is_ok() { PASSED } else { FAILED };
@@ -176,9 +181,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn stages(chosen: &[String]) -> Vec<&'static str> {
     let is_chosen = |stage: &str| chosen.is_empty() || chosen.iter().any(|name| name == stage);
     let is_needed = |stage: &str| match stage {
-        "build-without-torch" => is_chosen("test-without-torch") || is_chosen("test-deploy"),
+        "build-without-torch" => {
+            ["test-without-torch", "test-deploy", "bench-smoke"].into_iter().any(is_chosen)
+        }
         "python" => is_chosen("test-python"),
-        "build" => is_chosen("test") || is_chosen("bench-smoke"),
+        "build" => is_chosen("test"),
         _ => false,
     };
     STAGES.map(|(stage, _)| stage).into_iter().filter(|stage| is_chosen(stage) || is_needed(stage)).collect()
@@ -208,7 +215,7 @@ pub(crate) fn places(asked: Option<u16>) -> usize {
 }
 
 fn build_without_torch(built: &mut Built) -> Result<()> {
-    let programs = programs::build(&format!("{WITHOUT_TORCH} --lib --test system --test simulation"))?;
+    let programs = programs::build(&format!("{WITHOUT_TORCH} --all-targets"))?;
     let mut names = OF_DEPLOY.iter().chain(&BOTH).chain(&WITH_TORCH);
     if let Some(lost) = names.find(|name| programs.iter().all(|program| program.label != **name)) {
         bail!("there is no test program `{lost}`");
@@ -226,15 +233,14 @@ fn build_without_torch(built: &mut Built) -> Result<()> {
     Ok(())
 }
 
-/// Returns the stage that runs a program of the half without libtorch. The libraries that never see
-/// libtorch are the same programs in both halves.
+/// Returns the stage that runs a program of the half without libtorch. `None`: only the other half
+/// runs it.
 fn stage_without_torch(program: &Program) -> Option<&'static str> {
     let is = |names: &[&str]| names.contains(&program.label.as_str());
-    let is_library = program.label.contains('/');
     match () {
+        () if program.is_bench => Some("bench-smoke"),
         () if is(&OF_DEPLOY) => Some("test-deploy"),
-        () if is(&BOTH) => Some("test-without-torch"),
-        () if is(&WITH_TORCH) || is_library => None,
+        () if is(&WITH_TORCH) => None,
         () => Some("test-without-torch"),
     }
 }
@@ -244,22 +250,34 @@ fn without_torch() -> PathBuf {
     workspace::target_dir().join("check/without-torch")
 }
 
-/// Builds everything in one go, so that all cores stay busy.
+/// Builds what computes with libtorch, and leaves out the programs that run already.
 fn build(built: &mut Built) -> Result<()> {
     let without_torch = built.clone();
-    for program in programs::build(&format!("{WHOLE} --all-targets"))? {
-        let stage = if program.is_bench { "bench-smoke" } else { "test" };
-        let runs_already = |(_, other): &&(_, Program)| {
-            other.label == program.label && !BOTH.contains(&program.label.as_str())
+    for program in programs::build(&format!("{WHOLE} {}", of_torch()?))? {
+        let other = without_torch.iter().map(|(_, other)| other).find(|other| other.label == program.label);
+        let rest = match other {
+            Some(other) if !BOTH.contains(&other.label.as_str()) => program.without(other),
+            _ => Some(program),
         };
-        let rest = match without_torch.iter().find(runs_already) {
-            Some((_, other)) => program.without(other),
-            None => Some(program),
-        };
-        built.extend(rest.map(|program| (stage, program)));
+        built.extend(rest.map(|mut program| {
+            if other.is_some() {
+                program.label += WITH_LIBTORCH;
+            }
+            ("test", program)
+        }));
     }
-    // Tests start example programs; `--all-targets` builds only the tests in them.
-    run_cargo("build --workspace --examples")
+    // Tests start example programs; `cargo test` builds only the tests in them.
+    run_cargo(&format!("build {WHOLE} --examples"))
+}
+
+/// Returns the words of cargo that choose the tests which libtorch may change.
+fn of_torch() -> Result<String> {
+    let folder = workspace::root().join("model/tests");
+    let files = fs::read_dir(&folder).with_context(|| format!("read `{}`", folder.display()))?;
+    let name = |file: fs::DirEntry| Some(file.file_name().to_str()?.strip_suffix(".rs")?.to_owned());
+    let names: BTreeSet<String> = files.filter_map(Result::ok).filter_map(name).collect();
+    let tests = names.iter().map(|name| format!(" --test {name}")).collect::<String>();
+    Ok(format!("--lib --test system{tests}"))
 }
 
 /// Returns what the stages run, in the order in which it should begin.
@@ -302,12 +320,11 @@ pub(crate) fn task(
     }
     command.args(program.args(text)?).current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
     command.envs(environment.iter().cloned());
-    if ["test-deploy", "test-without-torch"].contains(&stage) {
+    if ["test-deploy", "test-without-torch", "bench-smoke"].contains(&stage) {
         command.env("EBB_TEST_PROGRAM", without_torch().join("ebb"));
     }
-    let half = if stage == "test-without-torch" && BOTH.contains(&label) { " without libtorch" } else { "" };
     let places = if HEAVY.contains(&label) { 2 } else { usize::from(!in_background) };
-    Some(Task { stage, label: format!("{label}{half}"), command, places, limit: LIMIT })
+    Some(Task { stage, label: label.to_owned(), command, places, limit: LIMIT })
 }
 
 const PASSED: &str = "passed";
@@ -327,7 +344,9 @@ impl Line {
         let done: Vec<_> = done.iter().filter(|done| done.stage == stage).collect();
         let took = done.iter().map(|done| done.ended).max()?;
         let tests = done.iter().map(|done| done.tests).sum::<u64>();
-        let mut note = format!("{:12}  {tests} tests in {} programs", seconds(took), done.len());
+        let cpu = seconds(done.iter().map(|done| done.cpu).sum());
+        let mut note =
+            format!("{:12}  {tests} tests in {} programs, {cpu} of CPU", seconds(took), done.len());
         let skipped = done.iter().map(|done| done.skipped.len()).sum::<usize>();
         if skipped > 0 {
             let _ = write!(note, ", {skipped} SKIPPED");
@@ -385,6 +404,7 @@ mod tests {
             label: label.to_owned(),
             failure: failure.map(str::to_owned),
             ended: Duration::from_secs(ended),
+            cpu: Duration::from_secs(3),
             tests: 4,
             skipped: skipped.iter().map(|&what| what.to_owned()).collect(),
         }
@@ -406,8 +426,8 @@ mod tests {
         let expected = "\
 lint         FAILED   1.2 s
 build        not run
-test         passed   3 min 07 s    8 tests in 2 programs, 3 SKIPPED
-test-deploy  FAILED   90.0 s        4 tests in 1 programs, failed: compose
+test         passed   3 min 07 s    8 tests in 2 programs, 6.0 s of CPU, 3 SKIPPED
+test-deploy  FAILED   90.0 s        4 tests in 1 programs, 3.0 s of CPU, failed: compose
 total                 6 min 40 s
 
 SKIPPED, and so not tested here:
@@ -434,7 +454,7 @@ SKIPPED, and so not tested here:
         built.push(("test-without-torch", labelled("model/lib", &[])));
         let tasks = |stages: &[&str]| tasks(&built, stages, &[]).into_iter().map(|task| task.label);
         let labels: Vec<_> = tasks(&["test", "bench-smoke", "test-without-torch", "doctest"]).collect();
-        assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "model/lib without libtorch", "adam"]);
+        assert_eq!(labels, ["doctest", "chaos", "security", "tidy", "model/lib", "adam"]);
         assert_eq!(tasks(&["format"]).count(), 0);
     }
 }

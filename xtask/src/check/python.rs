@@ -20,6 +20,16 @@ use std::{
     process::Command,
 };
 
+/// Fetches the packages that [`build`] needs, unless they are there.
+///
+/// # Errors
+/// They cannot be written.
+pub(super) fn fetch() -> Result<()> {
+    [&needs::PYTHON, &needs::TORCH, &needs::TENSORFLOW]
+        .into_iter()
+        .try_for_each(|need| need.interpreter().map(drop))
+}
+
 /// Checks and builds the Python package. Returns its test programs; none, said aloud, where tools
 /// are missing.
 ///

@@ -48,6 +48,9 @@ pub(crate) struct Done {
     pub(crate) failure: Option<String>,
     /// Time from the begin of the first task to the end of this one.
     pub(crate) ended: Duration,
+    /// What the task and its processes computed. A process that its parent never waited for does
+    /// not count.
+    pub(crate) cpu: Duration,
     /// Tests that passed.
     pub(crate) tests: u64,
     /// The tests that it skipped, each with the reason.
@@ -68,7 +71,7 @@ struct Running {
 pub(crate) fn run(mut waiting: Vec<Task>, places: usize) -> Result<Vec<Done>> {
     let (begin, count) = (now(), waiting.len());
     let mut running: Vec<Running> = Vec::new();
-    let mut done = Vec::new();
+    let (mut done, mut cpu) = (Vec::new(), cpu_of_children());
     while done.len() < count {
         while let Some(next) = next(&waiting, &running, places) {
             running.push(Running::start(waiting.remove(next))?);
@@ -82,10 +85,22 @@ pub(crate) fn run(mut waiting: Vec<Task>, places: usize) -> Result<Vec<Done>> {
             };
             let number = done.len() + 1;
             eprint!("[{number:2}/{count}] ");
-            done.push(running.remove(index).tell(failure, begin));
+            let before = std::mem::replace(&mut cpu, cpu_of_children());
+            done.push(running.remove(index).tell(failure, begin, cpu.saturating_sub(before)));
         }
     }
     Ok(done)
+}
+
+/// Returns what the processes that this one waited for have computed, with those that they waited
+/// for. Zero where there is no `/proc`.
+fn cpu_of_children() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name, which may hold anything: the state, then numbers. User and system time of
+    // children are the 16th and 17th of all, in hundredths of a second (proc_pid_stat(5)).
+    let numbers = stat.rsplit_once(") ").map_or("", |(_, numbers)| numbers).split(' ');
+    let ticks = numbers.skip(13).take(2).filter_map(|number| number.parse::<u64>().ok()).sum::<u64>();
+    Duration::from_millis(10 * ticks)
 }
 
 /// Returns the first of those that wait for which there is room.
@@ -119,9 +134,9 @@ impl Running {
     }
 
     /// Says how it ended, and what it said if it failed.
-    fn tell(self, failure: Option<String>, begin: Instant) -> Done {
+    fn tell(self, failure: Option<String>, begin: Instant, cpu: Duration) -> Done {
         let (stage, label) = (self.task.stage, self.task.label.clone());
-        let took = seconds(self.since.elapsed());
+        let took = format!("{}, {} of CPU", seconds(self.since.elapsed()), seconds(cpu));
         // What hangs is ended before its output is read.
         drop(self);
         let bytes = fs::read(log(&label)).unwrap_or_default();
@@ -140,7 +155,7 @@ impl Running {
                 eprintln!("{}\n---- end of {label}", lines[lines.len().saturating_sub(LINES)..].join("\n"));
             }
         }
-        Done { stage, label, failure, ended: begin.elapsed(), tests, skipped }
+        Done { stage, label, failure, ended: begin.elapsed(), cpu, tests, skipped }
     }
 }
 
@@ -227,7 +242,8 @@ mod tests {
 
     #[test]
     fn tests_skips_failures_and_output_are_seen() {
-        let good = "echo told; echo 'test result: ok. 3 passed; 0 failed'; echo 'test result: ok. 2 passed'";
+        let good = "echo told; echo 'test result: ok. 3 passed; 0 failed'; echo 'test result: ok. 2 passed'; \
+                    i=0; while [ $i -lt 300000 ]; do i=$((i + 1)); done";
         let skips = "echo 'SKIPPED: no etcd' >&2; echo 'x SKIPPED: no etcd'; echo 'SKIPPED: no GPU'";
         let python = "echo 'SKIPPED [2] python/tests/test_jax.py:12: no JAX'; \
                       echo '1 failed, 4 passed, 2 skipped in 0.12s'";
@@ -242,6 +258,7 @@ mod tests {
         let [bad, good, python, skips] = &done[..] else { panic!("{done:?}") };
         assert!(bad.failure.as_deref().unwrap().contains('3'), "{bad:?}");
         assert!(good.failure.is_none() && good.tests == 5, "{good:?}");
+        assert!(!good.cpu.is_zero(), "{good:?}");
         assert_eq!((python.tests, &*python.skipped), (4, &["no JAX".to_owned()][..]));
         assert_eq!(skips.skipped, ["no GPU", "no etcd"]);
         assert_eq!(skipped(&done)["no etcd"].len(), 1);
