@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod clouds;
 pub mod collector;
 pub mod etcd;
 pub mod keys;
