@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::parquet::arrow::ArrowWriter;
@@ -819,9 +819,41 @@ fn s3(request: &Request, objects: &Objects) -> Answer {
     Answer::of("200 OK", "Content-Type: application/xml\r\n", text.as_bytes())
 }
 
+/// Makes a server the S3 server of this process, for one test at a time.
+fn use_s3(server: &Server) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let endpoint = server.url("");
+    let settings = [
+        ("AWS_ENDPOINT", endpoint.trim_end_matches('/')),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+    ];
+    use_store_settings(settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    turn
+}
+
 /// Returns the ETag of an object.
 fn tag(object: &[u8]) -> String {
     format!("\"{:08x}\"", crc32c::crc32c(object))
+}
+
+#[test]
+fn a_bucket_that_stays_busy_is_named_with_the_cause_and_asked_a_few_times() {
+    let server = Server::start(|_, _| Answer::of("503 Slow Down", "", b""));
+    let _turn = use_s3(&server);
+    let (url, limits) = ("s3://bucket/data/x.npy", Limits { attempts_min: 2, ..NEVER });
+    let error = Remote::open_within(url, limits).unwrap_err();
+    assert!(matches!(error, Error::Remote { .. }) && !error.is_fatal(), "another worker may reach it");
+    let check = "check the credentials, the region, the endpoint and the network of this machine";
+    for word in [url, "the server stays away", "503", "(attempt 2, after ", check] {
+        assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
+    }
+    // The library asks up to four times in each attempt.
+    let asked = server.requests().len();
+    assert!((2..=8).contains(&asked), "{asked} requests");
 }
 
 #[test]
@@ -843,16 +875,7 @@ fn images_in_an_object_store_are_those_of_a_disk_and_each_reading_is_one_request
         .for_each(|key| put(key, b""));
     let served = objects.clone();
     let server = Server::start(move |request, _| s3(request, &served));
-    let settings = [
-        ("AWS_ENDPOINT", server.url("")),
-        ("AWS_ALLOW_HTTP", "true".to_owned()),
-        ("AWS_REGION", "us-east-1".to_owned()),
-        ("AWS_ACCESS_KEY_ID", "test".to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", "test".to_owned()),
-    ];
-    use_store_settings(
-        settings.map(|(key, value)| (key.to_owned(), value.trim_end_matches('/').to_owned())).into(),
-    );
+    let _turn = use_s3(&server);
 
     let open = |path: &Path, first: &Path| {
         let folder = Arc::new(Folder::open(path, &())?);
