@@ -15,7 +15,7 @@ use crate::harness::clouds::Clouds;
 use crate::harness::machine::until;
 use crate::harness::s3::{Fault, Proxy, S3};
 use crate::harness::web::{STALLS_FROM, Web};
-use crate::harness::{self, Cluster, ebb, fail, metric, model, root, succeed, summary, text};
+use crate::harness::{self, Cluster, ebb, fail, metric, model, npy, root, succeed, summary, text};
 use crate::images;
 
 /// Time for something that takes a moment on an idle machine.
@@ -384,14 +384,6 @@ normalize = {{ scale = 255 }}
     let path = folder.join("job.toml");
     fs::write(&path, job).unwrap();
     path
-}
-
-/// Returns a NumPy array of this type and shape.
-pub(crate) fn npy(kind: &str, shape: &str, values: impl Iterator<Item = u8>) -> Vec<u8> {
-    let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
-    let header = format!("{header:<117}\n");
-    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes()].concat().into_iter().chain(values).collect()
 }
 
 #[test]
