@@ -181,11 +181,21 @@ fn a_list_of_any_length_is_refused_where_a_model_needs_one() {
         (0..8).map(|line| format!("{{\"x\": {}, \"y\": {}}}\n", x(line), line % 2)).collect()
     };
     job.write("a.jsonl", lines(9).as_bytes());
-    job.says(&["a.jsonl", "`x` f64[any]", "data.lengths"]);
+    job.says(&["a.jsonl", "`x` f64[any]", "record 0 has 2 elements;", "data.lengths"]);
     job.write("job.toml", format!("{JOB}{data}lengths = {{ x = 2 }}\n").as_bytes());
     job.trained();
     job.write("a.jsonl", lines(5).as_bytes());
-    job.says(&["a.jsonl", "record 5"]);
+    let broken = "column `x`: record 5 of the file has 1 elements, data.lengths.x is 2; mend it";
+    job.says(&["a.jsonl", broken]);
+
+    let out = job.path("p");
+    succeed(["data", "convert", &job.path("a.jsonl"), "--to", "parquet", "--out", &out]);
+    let data = data.replace("jsonl", "parquet").replace("a.parquet", "p/part-00000.parquet");
+    job.write("job.toml", format!("{JOB}{data}").as_bytes());
+    let lengths = "column `x` f64[any] has no fixed size: record 0 has 2 elements, record 5 has 1 elements;";
+    job.says(&["p/part-00000.parquet", lengths, "use the transform `pad`", "data.lengths"]);
+    job.write("job.toml", format!("{JOB}{data}lengths = {{ x = 2 }}\n").as_bytes());
+    job.says(&["p/part-00000.parquet", broken]);
 }
 
 #[test]
