@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use ::parquet::arrow::ArrowWriter;
 use ::parquet::file::properties::WriterProperties;
-use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
+use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, Int64Array, RecordBatch};
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
 use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec, data_url};
@@ -620,6 +621,66 @@ fn formats_with_random_access_fetch_what_they_need() {
         let most = wanted + 4 * PIECE_BYTES as usize;
         assert!(asked < most && asked < file.len(), "{}: {asked} bytes of {}", format.name(), file.len());
     }
+}
+
+#[test]
+fn a_lane_that_moves_to_another_worker_costs_one_window_and_one_block_more() {
+    const RECORD: usize = 1024;
+    let (records, group): (usize, usize) = (8192, 512);
+    let (window, micro): (u64, u64) = (2048, 256);
+    let content = bytes(records * RECORD);
+    let x = FixedSizeBinaryArray::try_from_iter(content.chunks(RECORD)).unwrap();
+    let y = Int64Array::from_iter_values((0..records as i64).map(|record| record % 3));
+    let table = batch(vec![("x", Arc::new(x) as ArrayRef), ("y", Arc::new(y) as ArrayRef)]);
+    let file = parquet(&table, group);
+    let server = Server::of(file.clone());
+    let text = format!(
+        r#"name = "t"
+        epochs = 1
+        seed = 5
+        model = {{ builtin = "softmax" }}
+        batch = {{ micro = {micro} }}
+        optimizer = {{ kind = "sgd", learning_rate = 0.1 }}
+        [data]
+        format = "parquet"
+        train = {{ files = ["{}"] }}
+        inputs = ["x"]
+        label = "y"
+        shuffle = "window"
+        window = {window}
+        interleave = 1
+        "#,
+        server.url("x")
+    );
+    let spec = proto::spec::parse(&text, Path::new("job.toml"), &[]).unwrap();
+    let asked =
+        || server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum::<usize>();
+    // Reads microbatches as a worker that has nothing in memory. Returns the values, the bytes that
+    // it asked for to open the file, and all that it asked for.
+    let worker = |microbatches: Range<u64>| {
+        let before = asked();
+        let data = Dataset::open(&spec, DataSet::Train, None).unwrap();
+        let opening = asked() - before;
+        let order = spec.order(&data.shards(), Epoch(0));
+        let mut values = Vec::new();
+        for at in microbatches {
+            let found = data.batch(Epoch(0), order.records(at * micro..(at + 1) * micro)).unwrap();
+            values.extend_from_slice(found.inputs[0].bytes());
+        }
+        (values, opening, asked() - before)
+    };
+    let count = records as u64 / micro;
+    let (expected, _, undisturbed) = worker(0..count);
+    assert!(undisturbed <= file.len() + 1, "{undisturbed} bytes of {}", file.len());
+    // In the middle of the second window.
+    let moves_at = 3 * window / micro / 2;
+    let (first, opening, one) = worker(0..moves_at);
+    let (rest, _, other) = worker(moves_at..count);
+    assert!([first, rest].concat() == expected, "other records after a move");
+    let more = one + other - opening - undisturbed;
+    // Bytes are fetched in whole pieces.
+    let most = ((window as usize + group) * RECORD).next_multiple_of(PIECE_BYTES as usize);
+    assert!(more <= most, "{more} bytes more, expected at most {most}");
 }
 
 #[test]
