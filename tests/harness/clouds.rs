@@ -1,5 +1,5 @@
-//! A server for tests that answers readers as Google Cloud Storage (its XML interface) and Azure
-//! Blob Storage (as its emulator, Azurite) do.
+//! A server for tests that answers readers as two clouds do: Google Cloud Storage with its XML
+//! interface, and Azure Blob Storage at the paths of its emulator Azurite.
 //!
 //! | request | answer |
 //! | --- | --- |
@@ -8,8 +8,8 @@
 //! | `GET /devstoreaccount1/bucket?comp=list` | a page of Azure's listing |
 //! | `GET`, `HEAD /devstoreaccount1/bucket/KEY` | an object; 403 without a signature |
 //!
-//! Azure leaves the quotation marks of an ETag out in a listing. It is not checked how a request is
-//! signed.
+//! Azure leaves the quotation marks of an ETag out in a listing. The server looks for a signature,
+//! and does not check it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
