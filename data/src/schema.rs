@@ -646,7 +646,7 @@ impl<'a> Columns<'a> {
                 );
             }
             [one] if !one.spec.ragged => one.spec.shape.clone(),
-            [one] => return wrong(table.path(), not_fixed(&one.spec)),
+            [one] => return wrong(table.path_of(one), not_fixed(table, one)),
             several => {
                 if let Some(place) =
                     several.iter().find(|place| place.spec.ragged || !place.spec.shape.is_empty())
@@ -705,7 +705,7 @@ impl<'a> Columns<'a> {
             InputSpec::One(column) => {
                 let spec = &places[0].spec;
                 if spec.ragged {
-                    return wrong(table.path(), not_fixed(spec));
+                    return wrong(table.path_of(&places[0]), not_fixed(table, &places[0]));
                 }
                 let own = if spec.dtype == ElementType::F64 { ElementType::F32 } else { spec.dtype };
                 let dtype = data.dtypes.get(column).copied().unwrap_or(own);
@@ -737,7 +737,7 @@ impl<'a> Columns<'a> {
 fn labels(spec: &JobSpec, table: &Table, label: &Place) -> Result<ColumnSpec> {
     let stored = &label.spec;
     if stored.ragged {
-        return wrong(table.path_of(label), not_fixed(stored));
+        return wrong(table.path_of(label), not_fixed(table, label));
     }
     let (named, loss) = (spec.data.named_inputs().is_some(), spec.model.loss);
     let own = if stored.dtype == ElementType::F64 { ElementType::F32 } else { stored.dtype };
@@ -774,10 +774,15 @@ fn listed(names: &[String], shown: usize) -> String {
     format!("{}{}{}", if before { ".., " } else { "" }, some.join(", "), if after { ", .." } else { "" })
 }
 
-fn not_fixed(spec: &ColumnSpec) -> String {
+fn not_fixed(table: &Table, place: &Place) -> String {
+    let found = table.two_lengths(place);
+    let found: Vec<_> =
+        found.iter().map(|(record, length)| format!("record {record} has {length} elements")).collect();
+    let found = if found.is_empty() { String::new() } else { format!(": {}", found.join(", ")) };
     format!(
-        "column {spec} has another size in each record; this version gives models columns of one shape: use the \
-         transform `pad`, or give its length in data.lengths if all records have the same"
+        "column {} has no fixed size{found}; a model takes columns of one shape: use the transform `pad`, or give its \
+         length in data.lengths if all records have the same",
+        place.spec
     )
 }
 

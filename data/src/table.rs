@@ -189,6 +189,25 @@ impl Table {
         }
     }
 
+    /// Returns the first record of a ragged column and its length, and the first record with
+    /// another length. It decodes the first block, so it is for errors. Empty: nothing can be read
+    /// there.
+    pub(crate) fn two_lengths(&self, column: &Place) -> Vec<(usize, u64)> {
+        let source = &self.parts[column.part].source;
+        if source.outline().records() == 0 {
+            return Vec::new();
+        }
+        // The caller reports an error already.
+        let Ok(read) = source.read(0, &[column.index]) else { return Vec::new() };
+        let ends = read[0].ends().unwrap_or_default();
+        let begins = [0].into_iter().chain(ends.iter().copied());
+        let lengths = begins.zip(ends).map(|(begin, end)| end - begin).enumerate();
+        let mut known = lengths.filter(|&(record, _)| read[0].fault(record).is_none());
+        let first = known.next();
+        let other = known.find(|&(_, length)| first.is_some_and(|(_, of_first)| of_first != length));
+        first.into_iter().chain(other).collect()
+    }
+
     /// Reads all bytes and returns their identity.
     ///
     /// # Errors

@@ -445,8 +445,14 @@ fn lists_of_one_length_reach_a_model_and_others_are_refused() {
     let text = "{\"y\": 1, \"x\": [1, 2]}\n{\"x\": [3, 4], \"y\": 0}\n";
     let job = Job::new(LISTS, "cross_entropy").file("a.jsonl", text);
     let message = job.error();
-    assert!(message.contains("column `x` f64[any] has another size in each record"), "{message}");
+    assert!(message.contains("column `x` f64[any] has no fixed size: record 0 has 2 elements;"), "{message}");
     assert!(message.contains("give its length in data.lengths"), "{message}");
+    // A record without a value has no length.
+    let lines = "{\"y\": 1, \"x\": [1, 2]}\n{\"x\": null, \"y\": 0}\n{\"x\": [], \"y\": 0}\n";
+    let message = Job::new(LISTS, "cross_entropy").file("a.jsonl", lines).error();
+    let found =
+        "a.jsonl: column `x` f64[any] has no fixed size: record 0 has 2 elements, record 2 has 0 elements; ";
+    assert!(message.contains(found), "{message}");
     let fixed = Job::new(&format!("{LISTS} lengths = {{ x = 2 }}"), "cross_entropy").file("a.jsonl", text);
     // Stays open, so that a job with another length could find it.
     let data = fixed.train();

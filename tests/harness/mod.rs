@@ -7,6 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "tests find their data and Python through the environment")]
 
 pub mod chaos;
+pub mod clouds;
 pub mod collector;
 pub mod etcd;
 pub mod keys;
@@ -449,6 +450,16 @@ pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
 /// Reads the model file of an output folder.
 pub fn model(out: &Path) -> Vec<u8> {
     fs::read(out.join("model.safetensors")).expect("model.safetensors is there")
+}
+
+/// Returns a NumPy array of this type and shape, such as `<f4` and `6, 2`.
+pub fn npy(kind: &str, shape: &str, values: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
+    let header = format!("{header:<117}\n");
+    let length = u16::try_from(header.len()).expect("a short header").to_le_bytes();
+    let mut file = [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes()].concat();
+    file.extend(values);
+    file
 }
 
 /// Returns the folder of MNIST's test set: `EBB_MNIST_DIR`, the example's folder, or a data folder

@@ -7,6 +7,7 @@
 //! | `/busy/NAME` | 503 to the first two requests |
 //! | `/cut/NAME` | the connection breaks within the body of the third request |
 //! | `/whole/NAME` | always the whole file |
+//! | `/slow/NAME` | the file, a few bytes at a time |
 //! | `/held/NAME` | waits for [`Web::go_on`] |
 //! | `/changing/NAME` | another ETag from the fourth request on |
 //! | `/stalls/NAME` | waits for [`Web::go_on`] when a part from [`STALLS_FROM`] on comes again |
@@ -16,9 +17,13 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 /// First byte of the parts for which `/stalls/NAME` lets a client wait.
 pub const STALLS_FROM: usize = 2 << 20;
+
+/// Parts in which `/slow/NAME` sends an answer.
+const SLOW_PARTS: usize = 50;
 
 /// The server. It ends with the test's process.
 pub struct Web {
@@ -98,15 +103,8 @@ fn serve(
     gate: &Gate,
     bytes: &Mutex<BTreeMap<String, usize>>,
 ) -> std::io::Result<()> {
-    let mut lines = BufReader::new(&client).lines().map_while(Result::ok);
-    let first = lines.next().unwrap_or_default();
+    let (first, headers) = read(&client);
     let path = first.split(' ').nth(1).unwrap_or_default().trim_start_matches('/').to_owned();
-    let headers: BTreeMap<String, String> = lines
-        .take_while(|line| !line.is_empty())
-        .filter_map(|line| {
-            line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
-        })
-        .collect();
     let before = {
         let mut seen = seen.lock().expect("no panic");
         let count = seen.entry(path.clone()).or_default();
@@ -114,19 +112,9 @@ fn serve(
         *count - 1
     };
     let (how, name) = path.rsplit_once('/').unwrap_or(("", &path));
-    let answer = |status: &str, headers: &str, body: &[u8]| {
-        let head = format!(
-            "HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n",
-            body.len()
-        );
-        [head.as_bytes(), body].concat()
-    };
     let Some(file) = files.get(name) else { return client.write_all(&answer("404 Not Found", "", b"")) };
     let tag = if how == "changing" && before >= 3 { "\"two\"" } else { "\"one\"" };
-    let range = headers.get("range").and_then(|range| {
-        let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
-        Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?.min(file.len() - 1)))
-    });
+    let range = range(&headers, file);
     if how == "stalls"
         && let Some((first, _)) = range
         && first >= STALLS_FROM
@@ -154,6 +142,37 @@ fn serve(
         }
         _ => answer("200 OK", &format!("ETag: {tag}\r\n"), file),
     };
+    if how == "slow" {
+        client.set_nodelay(true)?;
+        return whole.chunks(whole.len() / SLOW_PARTS + 1).try_for_each(|part| {
+            std::thread::park_timeout(Duration::from_millis(1));
+            client.write_all(part)
+        });
+    }
     let sent = if how == "cut" && before == 2 { whole.len() / 2 } else { whole.len() };
     client.write_all(&whole[..sent])
+}
+
+/// Reads a request without a body. Returns its first line, and its headers by their names in lower
+/// case.
+pub(super) fn read(client: &TcpStream) -> (String, BTreeMap<String, String>) {
+    let mut lines = BufReader::new(client).lines().map_while(Result::ok);
+    let first = lines.next().unwrap_or_default();
+    let headers = lines.take_while(|line| !line.is_empty()).filter_map(|line| {
+        line.split_once(':').map(|(name, value)| (name.to_lowercase(), value.trim().to_owned()))
+    });
+    (first, headers.collect())
+}
+
+/// Returns the first and the last byte of the part of a file that a request asks for.
+pub(super) fn range(headers: &BTreeMap<String, String>, file: &[u8]) -> Option<(usize, usize)> {
+    let (first, last) = headers.get("range")?.strip_prefix("bytes=")?.split_once('-')?;
+    Some((first.parse().ok()?, last.parse::<usize>().ok()?.min(file.len() - 1)))
+}
+
+/// Returns the bytes of an answer.
+pub(super) fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let head = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {length}\r\nConnection: close\r\n\r\n");
+    [head.as_bytes(), body].concat()
 }

@@ -11,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use tempfile::TempDir;
 
-use crate::harness::{Cluster, fail, model, succeed, summary, text};
+use crate::harness::{Cluster, fail, model, npy, succeed, summary, text};
 use crate::images;
 
 const JOB: &str = r#"
@@ -181,11 +181,21 @@ fn a_list_of_any_length_is_refused_where_a_model_needs_one() {
         (0..8).map(|line| format!("{{\"x\": {}, \"y\": {}}}\n", x(line), line % 2)).collect()
     };
     job.write("a.jsonl", lines(9).as_bytes());
-    job.says(&["a.jsonl", "`x` f64[any]", "data.lengths"]);
+    job.says(&["a.jsonl", "`x` f64[any]", "record 0 has 2 elements;", "data.lengths"]);
     job.write("job.toml", format!("{JOB}{data}lengths = {{ x = 2 }}\n").as_bytes());
     job.trained();
     job.write("a.jsonl", lines(5).as_bytes());
-    job.says(&["a.jsonl", "record 5"]);
+    let broken = "column `x`: record 5 of the file has 1 elements, data.lengths.x is 2; mend it";
+    job.says(&["a.jsonl", broken]);
+
+    let out = job.path("p");
+    succeed(["data", "convert", &job.path("a.jsonl"), "--to", "parquet", "--out", &out]);
+    let data = data.replace("jsonl", "parquet").replace("a.parquet", "p/part-00000.parquet");
+    job.write("job.toml", format!("{JOB}{data}").as_bytes());
+    let lengths = "column `x` f64[any] has no fixed size: record 0 has 2 elements, record 5 has 1 elements;";
+    job.says(&["p/part-00000.parquet", lengths, "use the transform `pad`", "data.lengths"]);
+    job.write("job.toml", format!("{JOB}{data}lengths = {{ x = 2 }}\n").as_bytes());
+    job.says(&["p/part-00000.parquet", broken]);
 }
 
 #[test]
@@ -203,6 +213,47 @@ fn a_folder_with_a_loop_of_links_is_refused() {
     std::os::unix::fs::symlink(data.path().join("train/bee"), class.join("others")).unwrap();
     succeed(["run", &job, "--out", &out]);
     assert_eq!(summary(Path::new(&out))["samples_applied"], 3 * (48 + 16));
+}
+
+#[test]
+fn values_that_are_nan_are_counted_in_the_warning_the_log_and_the_reason() {
+    let mut cluster = Cluster::start(1, 1);
+    let folder = cluster.dir.path().to_owned();
+    let clean: Vec<f32> = (0..16u8).map(f32::from).collect();
+    let mut dirty = clean.clone();
+    // The last value of record 4, and both of record 5.
+    dirty[9..12].copy_from_slice(&[f32::NAN, f32::NAN, f32::NEG_INFINITY]);
+    for (name, values) in [("clean.npy", clean), ("dirty.npy", dirty)] {
+        let bytes = values.into_iter().flat_map(f32::to_le_bytes);
+        fs::write(folder.join(name), npy("<f4", "8, 2", bytes)).unwrap();
+    }
+    fs::write(folder.join("y.npy"), npy("|u1", "8,", (0..8).map(|record| record % 2))).unwrap();
+    let submit = |cluster: &Cluster, train: &str| {
+        let files = |name: &str| format!("{{ features = [\"{name}.npy\"], labels = [\"y.npy\"] }}");
+        let (train_files, other) = (files(train), files("dirty"));
+        let data =
+            format!("format = \"npy\"\nshuffle = \"none\"\ntrain = {train_files}\nvalidation = {other}\n");
+        let (job, out) = (folder.join(format!("{train}.toml")), folder.join(train));
+        fs::write(&job, format!("{JOB}{data}")).unwrap();
+        (cluster.submit(&job, &out, &[]), out)
+    };
+    let counted = "3 values are NaN or infinite in a batch of ";
+    let first = "the first one is NaN, in column `features` of record 4; mend the data";
+    // An evaluation may have a loss that is no number, so this job ends well.
+    let (output, _) = submit(&cluster, "clean");
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    let told: Vec<_> = said.lines().filter(|line| line.contains(counted)).collect();
+    let [warning] = told[..] else { panic!("expected one warning:\n{said}") };
+    assert!(warning.contains("warning: ") && warning.contains(first), "{warning}");
+    cluster.workers[0].wait_for(counted);
+
+    let (output, out) = submit(&cluster, "dirty");
+    assert!(!output.status.success(), "{}", text(&output));
+    let reason = summary(&out)["reason"].to_string();
+    for part in ["the loss of step", "is NaN (microbatch 2)", counted, first] {
+        assert!(reason.contains(part), "`{part}` missing in:\n{reason}");
+    }
 }
 
 /// Memory for data of the worker that gets a large file.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::harness::machine::until;
 use crate::harness::web::Web;
-use crate::harness::{Cluster, model, succeed, summary, text};
+use crate::harness::{Cluster, model, npy, succeed, summary, text};
 
 /// Time for something that takes a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -22,22 +22,12 @@ const WIDTH: usize = 512;
 /// Bytes that a job of the first records may read of a file, and fewer than a file has.
 const FIRST_BYTES: usize = RECORDS * WIDTH * 4 / 2;
 
-/// Returns an array of NumPy.
-fn npy(dtype: &str, shape: &str, values: &[u8]) -> Vec<u8> {
-    let mut header = format!("{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}");
-    header.push_str(&" ".repeat(63 - (10 + header.len()) % 64));
-    header.push('\n');
-    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), values].concat()
-}
-
 /// Returns features and labels of a file.
 fn file(seed: usize) -> [Vec<u8>; 2] {
     let value = |at: usize| ((at * 31 + seed) % 97) as f32 / 97.0;
-    let features: Vec<u8> = (0..RECORDS * WIDTH).flat_map(|at| value(at).to_le_bytes()).collect();
-    let labels: Vec<u8> = (0..RECORDS).flat_map(|at| ((at % 3) as i64).to_le_bytes()).collect();
-    let shape = format!("({RECORDS}, {WIDTH})");
-    [npy("<f4", &shape, &features), npy("<i8", &format!("({RECORDS},)"), &labels)]
+    let features = (0..RECORDS * WIDTH).flat_map(|at| value(at).to_le_bytes());
+    let labels = (0..RECORDS).flat_map(|at| ((at % 3) as i64).to_le_bytes());
+    [npy("<f4", &format!("{RECORDS}, {WIDTH}"), features), npy("<i8", &format!("{RECORDS},"), labels)]
 }
 
 /// Writes the job file of a training with 64 records.

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use crate::harness::machine::until;
 use crate::harness::s3::{Fault, Proxy, S3};
-use crate::harness::{self, Cluster, example, model, summary, text};
+use crate::harness::{self, Cluster, example, model, npy, summary, text};
 use crate::predict::{self, PACED, sets};
-use crate::urls::{environment, npy, trained, two_steps};
+use crate::urls::{environment, trained, two_steps};
 
 /// Time for something that takes a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);

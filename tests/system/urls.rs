@@ -1,5 +1,5 @@
-//! Data by URL, with real processes: a job trains the same bits from a disk, a web server and S3,
-//! and each failure has its message.
+//! Data by URL, with real processes: a job trains the same bits from a disk, a web server and the
+//! object stores of three clouds, and each failure has its message.
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use proto::spec::data_url;
 
+use crate::harness::clouds::Clouds;
 use crate::harness::machine::until;
 use crate::harness::s3::{Fault, Proxy, S3};
 use crate::harness::web::{STALLS_FROM, Web};
-use crate::harness::{self, Cluster, ebb, fail, metric, model, root, succeed, summary, text};
+use crate::harness::{self, Cluster, ebb, fail, metric, model, npy, root, succeed, summary, text};
 use crate::images;
 
 /// Time for something that takes a moment on an idle machine.
@@ -112,7 +113,8 @@ fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
     assert!(alone(&format!("file://{}", pattern.display()), &[]) == local, "file://");
 
     let web = Web::start(&[("clicks.parquet", file.clone())]);
-    for path in ["clicks.parquet", "busy/clicks.parquet", "cut/clicks.parquet", "whole/clicks.parquet"] {
+    for how in ["", "busy/", "cut/", "whole/", "slow/"] {
+        let path = &format!("{how}clicks.parquet");
         assert!(alone(&web.url(path), &[]) == local, "{path}");
         assert!(web.seen(path) > 2, "{path}: {} requests", web.seen(path));
     }
@@ -140,6 +142,66 @@ fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
     let (success, said) = inspect(&format!("{folder}/none.parquet"));
     assert!(!success, "{said}");
     has(&said, &["data/none.parquet: no such file", "check the bucket, the key and the region"]);
+}
+
+#[test]
+fn a_job_trains_the_same_bits_from_google_cloud_storage_and_azure() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    fs::create_dir(&data).unwrap();
+    let mut objects = BTreeMap::from([("data/notes.txt".to_owned(), Vec::new())]);
+    for file in 0..2u8 {
+        let pixels = npy("|u1", "6, 4", (0..24).map(|byte| byte * 7 + file));
+        let labels = npy("|u1", "6,", (0..6).map(|record| (record + file) % 3));
+        for (name, content) in [(format!("x-{file}.npy"), pixels), (format!("y-{file}.npy"), labels)] {
+            fs::write(data.join(&name), &content).unwrap();
+            objects.insert(format!("data/{name}"), content);
+        }
+    }
+    let job = |place: &str| {
+        let files = |pattern: &str| [format!("{place}/{pattern}")];
+        two_steps(folder.path(), &files("x-*.npy"), &files("y-*.npy"))
+    };
+    let local = trained(&job(&data.display().to_string()), &[]);
+
+    let images = images::write(&folder.path().join("images"));
+    let local_images = trained(&images, &[]);
+    objects.extend(below(images.parent().unwrap(), &["train", "validation"]));
+    let clouds = Clouds::start(objects);
+    let environments = [("gs", clouds.google()), ("az", clouds.azure())];
+    for (scheme, environment) in environments {
+        let bucket = format!("{scheme}://{}", Clouds::BUCKET);
+        let place = format!("{bucket}/data");
+        assert!(trained(&job(&place), &environment) == local, "{place}");
+        let requests = clouds.requests();
+        for (method, part) in [("GET ", "delimiter=%2F"), ("HEAD ", "npy"), ("GET ", "npy")] {
+            let is_one = |request: &String| request.starts_with(method) && request.contains(part);
+            assert!(requests.iter().any(is_one), "{scheme}: no {method}{part} in {requests:#?}");
+        }
+        let missing = format!("{place}/none.npy");
+        let said = ebb(["data", "inspect", &missing]).envs(environment).output().unwrap();
+        assert!(!said.status.success());
+        has(&text(&said), &["data/none.npy: no such file", "check the bucket, the key and the region"]);
+    }
+    // What a listing says of an object is what Azure gives.
+    let written = fs::read_to_string(&images).unwrap();
+    let written = ["train", "validation"].iter().fold(written, |text, set| {
+        text.replace(&format!("\"{set}\""), &format!("\"az://{}/{set}\"", Clouds::BUCKET))
+    });
+    fs::write(&images, written).unwrap();
+    assert!(trained(&images, &clouds.azure()) == local_images, "images on Azure");
+}
+
+/// Returns the files two folders below these folders, by their paths below `root`.
+fn below(root: &Path, folders: &[&str]) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for class in folders.iter().flat_map(|folder| fs::read_dir(root.join(folder)).unwrap()) {
+        for file in fs::read_dir(class.unwrap().path()).unwrap().map(|entry| entry.unwrap().path()) {
+            let name = file.strip_prefix(root).unwrap().display().to_string();
+            found.insert(name, fs::read(&file).unwrap());
+        }
+    }
+    found
 }
 
 #[test]
@@ -322,14 +384,6 @@ normalize = {{ scale = 255 }}
     let path = folder.join("job.toml");
     fs::write(&path, job).unwrap();
     path
-}
-
-/// Returns a NumPy array of this type and shape.
-pub(crate) fn npy(kind: &str, shape: &str, values: impl Iterator<Item = u8>) -> Vec<u8> {
-    let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
-    let header = format!("{header:<117}\n");
-    let length = u16::try_from(header.len()).unwrap().to_le_bytes();
-    [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes()].concat().into_iter().chain(values).collect()
 }
 
 #[test]

@@ -5,14 +5,15 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ::parquet::arrow::ArrowWriter;
 use ::parquet::file::properties::WriterProperties;
-use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch};
+use arrow_array::{ArrayRef, FixedSizeBinaryArray, Float64Array, Int64Array, RecordBatch};
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
 use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec, data_url};
@@ -623,6 +624,66 @@ fn formats_with_random_access_fetch_what_they_need() {
 }
 
 #[test]
+fn a_lane_that_moves_to_another_worker_costs_one_window_and_one_block_more() {
+    const RECORD: usize = 1024;
+    let (records, group): (usize, usize) = (8192, 512);
+    let (window, micro): (u64, u64) = (2048, 256);
+    let content = bytes(records * RECORD);
+    let x = FixedSizeBinaryArray::try_from_iter(content.chunks(RECORD)).unwrap();
+    let y = Int64Array::from_iter_values((0..records as i64).map(|record| record % 3));
+    let table = batch(vec![("x", Arc::new(x) as ArrayRef), ("y", Arc::new(y) as ArrayRef)]);
+    let file = parquet(&table, group);
+    let server = Server::of(file.clone());
+    let text = format!(
+        r#"name = "t"
+        epochs = 1
+        seed = 5
+        model = {{ builtin = "softmax" }}
+        batch = {{ micro = {micro} }}
+        optimizer = {{ kind = "sgd", learning_rate = 0.1 }}
+        [data]
+        format = "parquet"
+        train = {{ files = ["{}"] }}
+        inputs = ["x"]
+        label = "y"
+        shuffle = "window"
+        window = {window}
+        interleave = 1
+        "#,
+        server.url("x")
+    );
+    let spec = proto::spec::parse(&text, Path::new("job.toml"), &[]).unwrap();
+    let asked =
+        || server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum::<usize>();
+    // Reads microbatches as a worker that has nothing in memory. Returns the values, the bytes that
+    // it asked for to open the file, and all that it asked for.
+    let worker = |microbatches: Range<u64>| {
+        let before = asked();
+        let data = Dataset::open(&spec, DataSet::Train, None).unwrap();
+        let opening = asked() - before;
+        let order = spec.order(&data.shards(), Epoch(0));
+        let mut values = Vec::new();
+        for at in microbatches {
+            let found = data.batch(Epoch(0), order.records(at * micro..(at + 1) * micro)).unwrap();
+            values.extend_from_slice(found.inputs[0].bytes());
+        }
+        (values, opening, asked() - before)
+    };
+    let count = records as u64 / micro;
+    let (expected, _, undisturbed) = worker(0..count);
+    assert!(undisturbed <= file.len() + 1, "{undisturbed} bytes of {}", file.len());
+    // In the middle of the second window.
+    let moves_at = 3 * window / micro / 2;
+    let (first, opening, one) = worker(0..moves_at);
+    let (rest, _, other) = worker(moves_at..count);
+    assert!([first, rest].concat() == expected, "other records after a move");
+    let more = one + other - opening - undisturbed;
+    // Bytes are fetched in whole pieces.
+    let most = ((window as usize + group) * RECORD).next_multiple_of(PIECE_BYTES as usize);
+    assert!(more <= most, "{more} bytes more, expected at most {most}");
+}
+
+#[test]
 fn a_file_whose_blocks_are_known_is_not_read_to_be_opened() {
     let large = bytes(300_000);
     let list = || tfrecord::List::Bytes(tfrecord::BytesList { value: vec![large.clone().into()] });
@@ -819,9 +880,41 @@ fn s3(request: &Request, objects: &Objects) -> Answer {
     Answer::of("200 OK", "Content-Type: application/xml\r\n", text.as_bytes())
 }
 
+/// Makes a server the S3 server of this process, for one test at a time.
+fn use_s3(server: &Server) -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let endpoint = server.url("");
+    let settings = [
+        ("AWS_ENDPOINT", endpoint.trim_end_matches('/')),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+    ];
+    use_store_settings(settings.map(|(key, value)| (key.to_owned(), value.to_owned())).into());
+    turn
+}
+
 /// Returns the ETag of an object.
 fn tag(object: &[u8]) -> String {
     format!("\"{:08x}\"", crc32c::crc32c(object))
+}
+
+#[test]
+fn a_bucket_that_stays_busy_is_named_with_the_cause_and_asked_a_few_times() {
+    let server = Server::start(|_, _| Answer::of("503 Slow Down", "", b""));
+    let _turn = use_s3(&server);
+    let (url, limits) = ("s3://bucket/data/x.npy", Limits { attempts_min: 2, ..NEVER });
+    let error = Remote::open_within(url, limits).unwrap_err();
+    assert!(matches!(error, Error::Remote { .. }) && !error.is_fatal(), "another worker may reach it");
+    let check = "check the credentials, the region, the endpoint and the network of this machine";
+    for word in [url, "the server stays away", "503", "(attempt 2, after ", check] {
+        assert!(said(&error).contains(word), "{word} missing in {}", said(&error));
+    }
+    // The library asks up to four times in each attempt.
+    let asked = server.requests().len();
+    assert!((2..=8).contains(&asked), "{asked} requests");
 }
 
 #[test]
@@ -843,16 +936,7 @@ fn images_in_an_object_store_are_those_of_a_disk_and_each_reading_is_one_request
         .for_each(|key| put(key, b""));
     let served = objects.clone();
     let server = Server::start(move |request, _| s3(request, &served));
-    let settings = [
-        ("AWS_ENDPOINT", server.url("")),
-        ("AWS_ALLOW_HTTP", "true".to_owned()),
-        ("AWS_REGION", "us-east-1".to_owned()),
-        ("AWS_ACCESS_KEY_ID", "test".to_owned()),
-        ("AWS_SECRET_ACCESS_KEY", "test".to_owned()),
-    ];
-    use_store_settings(
-        settings.map(|(key, value)| (key.to_owned(), value.trim_end_matches('/').to_owned())).into(),
-    );
+    let _turn = use_s3(&server);
 
     let open = |path: &Path, first: &Path| {
         let folder = Arc::new(Folder::open(path, &())?);
