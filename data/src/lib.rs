@@ -92,7 +92,7 @@ mod version;
 pub use batch::Batch;
 pub use cache::default_memory;
 pub use column::Column;
-pub use convert::{Conversion, Converted, ShardSize, convert};
+pub use convert::{Conversion, Converted, ShardSize, ShardStore, convert};
 pub use cuts::Cuts;
 pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};
