@@ -266,6 +266,14 @@ pub fn json(status: &JobStatus) -> Value {
     value["records_done"] = json!(status.records_done);
     value["predictions"] = json!(predictions(status));
     value["devices"] = status.devices.iter().map(device).collect();
+    let indexing = |indexing: &pb::Indexing| {
+        json!({
+            "files_done": indexing.files_done,
+            "files": indexing.files,
+            "bytes_done": indexing.bytes_done,
+        })
+    };
+    value["indexing"] = json!(status.indexing.as_ref().map(indexing));
     value
 }
 

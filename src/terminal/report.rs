@@ -179,7 +179,16 @@ fn skipped(skipped: &pb::Skipped) -> String {
     format!("{}{}", counts.join(" and "), first.unwrap_or_default())
 }
 
+/// Returns how far the files of a job are indexed: `12 of 240 files, 3.4 GiB`.
+pub(crate) fn indexing(indexing: &pb::Indexing) -> String {
+    let files = count(indexing.files, "file", "files");
+    format!("{} of {files}, {}", indexing.files_done, proto::size::text(indexing.bytes_done))
+}
+
 fn progress(status: &JobStatus) -> String {
+    if let Some(found) = &status.indexing {
+        return format!("{} counted", indexing(found));
+    }
     if measures(status).is_some() {
         return match status.records {
             0 => "the number of records is known once the data is counted".to_owned(),
@@ -418,6 +427,13 @@ mod tests {
             text.contains("failed") && text.contains("data/x.csv") && text.contains("without exporting one"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_progress_of_a_job_that_counts_its_data_is_that_of_its_files() {
+        let indexing = Some(pb::Indexing { files_done: 12, files: 240, bytes_done: 7 << 29 });
+        let job = JobStatus { state: JobState::Indexing.into(), steps: 0, indexing, ..succeeded() };
+        assert!(status(&job).contains("progress   12 of 240 files, 3.5 GiB counted\n"), "{}", status(&job));
     }
 
     #[test]
