@@ -192,7 +192,7 @@ fn rows(matrix: &pb::ConfusionMatrix) -> Option<Vec<Vec<u64>>> {
 
 /// Returns the bad records that a job skipped: how many, and the first of them. `None`: none.
 fn skipped(status: &JobStatus) -> Option<Value> {
-    let pb::Skipped { train, validation, records } = status.skipped.as_ref()?;
+    let pb::Skipped { train, validation, records, .. } = status.skipped.as_ref()?;
     let record = |skipped: &pb::SkippedRecord| {
         json!({
             "set": if skipped.validation { "validation" } else { "train" },
@@ -426,8 +426,8 @@ mod tests {
             record,
             reason: "column `x`".to_owned(),
         };
-        let skipped =
-            pb::Skipped { train: 7, validation: 1, records: vec![record(false, 3), record(true, 0)] };
+        let records = vec![record(false, 3), record(true, 0)];
+        let skipped = pb::Skipped { train: 7, validation: 1, records, ..Default::default() };
         let status = JobStatus { skipped: Some(skipped), ..succeeded() };
         let summary: Value = serde_json::from_str(&Summary::new(&status).to_text()).unwrap();
         let expected = json!({ "train": 7, "validation": 1, "records": [

@@ -501,7 +501,7 @@ mod tests {
     fn skipped_records_are_counted_and_the_first_is_named() {
         let first = pb::SkippedRecord { file: "a.csv".to_owned(), record: 5, ..Default::default() };
         let first = pb::SkippedRecord { reason: "column `x` has no value".to_owned(), ..first };
-        let skipped = pb::Skipped { train: 3, validation: 1, records: vec![first] };
+        let skipped = pb::Skipped { train: 3, validation: 1, records: vec![first], ..Default::default() };
         let job = JobStatus { skipped: Some(skipped), ..succeeded() };
         let line = "3 training records and 1 validation record; the first: a.csv, record 5: column `x` has no value\n";
         assert!(status(&job).contains(&format!("skipped    {line}")), "{}", status(&job));
