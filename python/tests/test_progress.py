@@ -57,7 +57,12 @@ def test_a_file_gets_a_line_for_each_tenth_if_asked_and_else_nothing() -> None:
 def test_files_that_are_indexed_have_the_live_line_before_training() -> None:
     def indexing(done: int) -> Event:
         return Event(
-            event="indexing", files_done=done, files=40, bytes_done=done << 20, sequence=done, unix_ms=0
+            event="indexing",
+            files_done=done,
+            files=40,
+            bytes_done=done << 20,
+            sequence=done,
+            unix_ms=0,
         )
 
     stream = Terminal()
