@@ -329,8 +329,8 @@ pub(crate) struct DataConvert {
     /// Format of the shards: parquet, arrow, npy, tar, tfrecord, jsonl or safetensors
     #[arg(long, value_name = "FORMAT")]
     pub(crate) to: String,
-    /// Folder for the shards and for `data.toml`, the section of a job file that reads them. It is
-    /// created if missing
+    /// Folder for the shards and for `data.toml`, the section of a job file that reads them: a
+    /// path, or a URL (file://, s3://, gs://, az://). It is created if missing
     #[arg(long, value_name = "FOLDER")]
     pub(crate) out: PathBuf,
     /// Number of records of a shard, at least 1. The last shard may have fewer

@@ -44,6 +44,7 @@ pub mod pipe;
 mod ready;
 pub mod report;
 pub mod results;
+mod shards;
 mod submission;
 
 /// Lets `fake.rs` name this crate as the program's tests do, which compile that file too.
@@ -62,4 +63,5 @@ pub use self::jobs::{Client, failure};
 pub use self::local::{Local, Options};
 pub use self::notice::{Notice, Notices};
 pub use self::ready::{check_predictions, replace_patterns};
+pub use self::shards::Shards;
 pub use self::submission::{Start, Submission, absolute};

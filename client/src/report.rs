@@ -192,7 +192,7 @@ fn rows(matrix: &pb::ConfusionMatrix) -> Option<Vec<Vec<u64>>> {
 
 /// Returns the bad records that a job skipped: how many, and the first of them. `None`: none.
 fn skipped(status: &JobStatus) -> Option<Value> {
-    let pb::Skipped { train, validation, records } = status.skipped.as_ref()?;
+    let pb::Skipped { train, validation, records, .. } = status.skipped.as_ref()?;
     let record = |skipped: &pb::SkippedRecord| {
         json!({
             "set": if skipped.validation { "validation" } else { "train" },
@@ -266,6 +266,14 @@ pub fn json(status: &JobStatus) -> Value {
     value["records_done"] = json!(status.records_done);
     value["predictions"] = json!(predictions(status));
     value["devices"] = status.devices.iter().map(device).collect();
+    let indexing = |indexing: &pb::Indexing| {
+        json!({
+            "files_done": indexing.files_done,
+            "files": indexing.files,
+            "bytes_done": indexing.bytes_done,
+        })
+    };
+    value["indexing"] = json!(status.indexing.as_ref().map(indexing));
     value
 }
 
@@ -418,8 +426,8 @@ mod tests {
             record,
             reason: "column `x`".to_owned(),
         };
-        let skipped =
-            pb::Skipped { train: 7, validation: 1, records: vec![record(false, 3), record(true, 0)] };
+        let records = vec![record(false, 3), record(true, 0)];
+        let skipped = pb::Skipped { train: 7, validation: 1, records, ..Default::default() };
         let status = JobStatus { skipped: Some(skipped), ..succeeded() };
         let summary: Value = serde_json::from_str(&Summary::new(&status).to_text()).unwrap();
         let expected = json!({ "train": 7, "validation": 1, "records": [

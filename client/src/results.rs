@@ -10,6 +10,7 @@
 
 mod file;
 pub mod metrics;
+mod skipped;
 mod table;
 mod tensorboard;
 mod upload;
@@ -26,6 +27,7 @@ use proto::pb;
 pub use self::file::write as write_whole;
 use self::file::{Whole, file_error};
 pub use self::upload::Copy;
+pub(crate) use self::upload::copy_whole;
 use crate::download::{Place, download};
 use crate::report::{MODEL, Summary};
 use crate::{Client, Error, Event, Followed, JobStatus, Kind, Notice, Notices, Result};
@@ -36,6 +38,9 @@ const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const TENSORBOARD: &str = "tensorboard";
 const WORST: &str = "worst.jsonl";
+
+/// Bad records that the job left out. Absent if there are none.
+const SKIPPED: &str = "skipped.jsonl";
 
 /// A folder for the results of a job, checked and locked.
 #[derive(Debug)]
@@ -141,6 +146,7 @@ impl Folder {
         // last: they show that a model is a result.
         remove(&self.dir.join(SUMMARY))?;
         remove(&self.dir.join(WORST))?;
+        remove(&self.dir.join(SKIPPED))?;
         for file in MODELS {
             let (model, aside) = (self.dir.join(file), previous(file));
             if model.exists() {
@@ -260,6 +266,10 @@ impl Folder {
             files.push(WORST.to_owned());
             summary = summary.with_worst(WORST);
         }
+        if let Some(skipped) = &status.skipped {
+            file::write(&self.dir, SKIPPED, skipped::lines(skipped).as_bytes())?;
+            files.push(SKIPPED.to_owned());
+        }
         file::write(&self.dir, SUMMARY, summary.to_text().as_bytes())?;
         files.extend([METRICS, SUMMARY, TENSORBOARD].map(str::to_owned));
         let url = self.copy();
@@ -295,7 +305,7 @@ impl Place for Folder {
     type File = Whole;
 
     fn start(&self, name: &str) -> Result<Option<Whole>> {
-        if [METRICS, SUMMARY, TENSORBOARD, WORST].contains(&name) {
+        if [METRICS, SUMMARY, TENSORBOARD, WORST, SKIPPED].contains(&name) {
             return Err(Error::Reserved { name: name.to_owned() });
         }
         Whole::create(&self.dir, name).map(Some)

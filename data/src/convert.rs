@@ -12,6 +12,9 @@
 //! memory holds for each thread the block at hand, a batch of records, and what the format collects
 //! (a row group of Parquet), however large the data is. A source is opened twice: once to count its
 //! records, and again when its turn comes.
+//!
+//! Shards for an object store are written to a folder of the disk, copied when they are whole, and
+//! removed. Some formats write to places behind and before each other, which no store can do.
 
 mod arrow;
 mod folder;
@@ -37,6 +40,7 @@ use std::thread;
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{DataSpec, FILES, FilesSpec, Format, LABELS};
 
+pub use self::folder::ShardStore;
 use self::sink::Shard;
 use self::whole::Whole;
 use self::written::Written;
@@ -72,6 +76,8 @@ pub struct Conversion {
     pub format: Format,
     /// Folder of the shards. It is created if missing.
     pub folder: PathBuf,
+    /// Folder of an object store that gets the shards. Then `folder` has those on their way.
+    pub store: Option<Arc<dyn ShardStore>>,
     /// Size of a shard.
     pub size: ShardSize,
     /// Number of threads, at least 1.
@@ -116,7 +122,7 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
     let Some(survey) = survey(order, watch)? else { return Ok(None) };
     let Survey { columns, starts, records, image, first } = &survey;
     let written = written::all(order.format, columns, *image);
-    let written = written.map_err(|reason| malformed(&order.folder, reason))?;
+    let written = written.map_err(|reason| malformed(&order.place(), reason))?;
     let each = match order.size {
         ShardSize::Records(records) => records.max(1),
         ShardSize::Bytes(bytes) => even(*records, bytes / record_bytes(order, columns, starts)?.max(1)),
@@ -124,7 +130,7 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
     let shards = records.div_ceil(each);
     if shards > SHARDS_MAX {
         return wrong(
-            &order.folder,
+            &order.place(),
             format!(
                 "{records} records would be {shards} shards, at most {SHARDS_MAX}; give shards a larger size"
             ),
@@ -132,7 +138,7 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
     }
     let source = order.source.train.lists.values().flatten();
     let source: Vec<_> = source.map(|file| order.source.locate(file, None)).collect();
-    folder::prepare(&order.folder, order.overwrite, &source)?;
+    order.prepare(&written, &source)?;
 
     let work = Work {
         order,
@@ -177,7 +183,7 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
     };
     let mut file = Whole::create(&order.folder, folder::SECTION)?;
     file.append(converted.section().as_bytes())?;
-    whole::keep(vec![file])?;
+    order.keep(vec![file])?;
     Ok(Some(converted))
 }
 
@@ -231,7 +237,10 @@ fn section(order: &Conversion, written: &[Written], shards: usize) -> DataSpec {
     let mut lists: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for number in 0..shards {
         let names = order.shard(written, number, 0, 0).names();
-        let path = |name: &String| folder.join(name).display().to_string();
+        let path = |name: &String| match &order.store {
+            Some(store) => store.url(name),
+            None => folder.join(name).display().to_string(),
+        };
         if order.format.has_one_column() {
             for (column, name) in written.iter().zip(&names) {
                 lists.entry(column.found.name.clone()).or_default().push(path(name));
@@ -253,6 +262,48 @@ fn section(order: &Conversion, written: &[Written], shards: usize) -> DataSpec {
 impl Conversion {
     fn shard<'a>(&'a self, columns: &'a [Written], number: usize, first: u64, records: u64) -> Shard<'a> {
         Shard { folder: &self.folder, format: self.format, columns, number, first, records }
+    }
+
+    /// Returns where the shards will be, for errors.
+    fn place(&self) -> PathBuf {
+        self.store.as_ref().map_or_else(|| self.folder.clone(), |store| store.url("").into())
+    }
+
+    /// Prepares the folder of the shards.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or has something that has to stay.
+    fn prepare(&self, columns: &[Written], sources: &[PathBuf]) -> Result<()> {
+        let Some(store) = &self.store else {
+            return folder::prepare(&self.folder, self.overwrite, sources);
+        };
+        let names = self.shard(columns, 0, 0, 0).names();
+        if let Some(name) = names.iter().find(|name| !folder::is_plain(name)) {
+            return wrong(
+                &self.place(),
+                format!(
+                    "a file would be `{name}`, and in an object store names have letters without accents, digits, `-`, `_` \
+                     and `.`; choose a format that has one file for all columns"
+                ),
+            );
+        }
+        folder::prepare(&self.folder, false, &[])?;
+        folder::prepare_store(&**store, self.overwrite, sources)
+    }
+
+    /// Gives files their names where the shards are, and returns their bytes.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    fn keep(&self, files: Vec<Whole>) -> Result<u64> {
+        let Some(store) = &self.store else { return whole::keep(files) };
+        let paths: Vec<_> = files.iter().map(|file| file.path().to_owned()).collect();
+        let bytes = whole::keep(files)?;
+        for path in paths {
+            store.write(&path.file_name().unwrap_or_default().to_string_lossy(), &path)?;
+            std::fs::remove_file(&path).map_err(whole::failed(&path))?;
+        }
+        Ok(bytes)
     }
 
     /// Opens a file of the source, or finds it open.
@@ -486,7 +537,7 @@ impl Records<'_> {
         if let Some(open) = &self.open {
             open.table.check()?;
         }
-        let written = whole::keep(sink.finish()?)?;
+        let written = work.order.keep(sink.finish()?)?;
         work.advance(collected as u64);
         Ok(Some(written))
     }

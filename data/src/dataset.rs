@@ -10,6 +10,7 @@ use proto::ids::Epoch;
 use proto::spec::{DataSet, JobSpec, Purpose, Records};
 use proto::worst::Preview;
 
+use crate::any_order;
 use crate::batch::Batch;
 use crate::column::Column;
 use crate::cuts::BLOCK_BYTES;
@@ -152,6 +153,24 @@ impl Dataset {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the records cost about as much as they have bytes in the order in which the job
+    /// trains them. It reads nothing. The set is the training data of `spec`.
+    ///
+    /// # Errors
+    /// The order is `records`, and a record costs more than 4 times its bytes.
+    pub fn check_order(&self, spec: &JobSpec) -> Result<()> {
+        if !any_order::is_order_of(spec) {
+            return Ok(());
+        }
+        let in_files: Vec<u64> = self.tables.iter().map(|table| table.records()).collect();
+        let shards = self.records.shards(&in_files);
+        // Records of a fraction lie in all files.
+        let used = if shards.len() == in_files.len() { shards } else { in_files };
+        let tables = self.tables.iter().zip(&self.schemas).zip(used);
+        let tables: Vec<_> = tables.map(|((table, schema), used)| (&**table, schema, used)).collect();
+        any_order::check(&tables, room::cache_bytes())
     }
 
     /// Returns the number of records.

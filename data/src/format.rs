@@ -60,6 +60,12 @@ pub(crate) trait Source: Send + Sync {
         unreachable!("this format decodes blocks")
     }
 
+    /// Returns whether any record is read without the rest of its block: the values stay where they
+    /// are in memory or in a mapped file. Default: it is not.
+    fn is_in_place(&self) -> bool {
+        false
+    }
+
     /// Returns what a record is called in the file, for errors. Default: it has a number alone.
     fn name(&self, _record: u64) -> Option<String> {
         None

@@ -6,12 +6,14 @@ use std::path::Path;
 use proto::column::ColumnSpec;
 use proto::spec::{DataSet, JobSpec};
 
+use crate::any_order;
 use crate::cuts::Cuts;
 use crate::error::{Error, Result};
 use crate::object::Content;
 use crate::observer::Observer;
 use crate::packed::Access;
 use crate::pass::Pass;
+use crate::room;
 use crate::schema::{self, Schema};
 use crate::table::Named;
 use crate::tables;
@@ -92,6 +94,11 @@ pub fn index_observed(
     let pass = Pass { observer, collects: &label, cuts: None, access: Access::of(spec, set) };
     let table = tables::open(&spec.data, &files, file, root, None, pass)?;
     let schema = Schema::new(spec, set, &table)?;
+    // A file that alone does not suit the order is refused before the rest of it is read. Other
+    // files may have the memory only now.
+    if set == DataSet::Train && any_order::is_order_of(spec) && files.records.is_none() {
+        any_order::check(&[(&*table, &schema, table.records())], room::bytes_max())?;
+    }
     let labels = schema.label_range(&table, observer)?;
     let content = table.content(observer)?;
     Ok(Indexed {

@@ -75,6 +75,10 @@ impl Source for Fixed {
         Ok(columns.iter().zip(self.source.read(block, columns)?).map(fix).collect())
     }
 
+    fn is_in_place(&self) -> bool {
+        self.source.is_in_place()
+    }
+
     fn name(&self, record: u64) -> Option<String> {
         self.source.name(record)
     }

@@ -24,6 +24,7 @@
 //! | `tables.rs` | the open files of the process |
 //! | `cache.rs` | decoded blocks of the process, and pieces of files |
 //! | `room.rs` | the memory of decoded blocks and of files that are held whole |
+//! | `any_order.rs` | whether files suit an order in which any record may be next |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
 //! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
@@ -42,6 +43,7 @@
 //! | `observer.rs` | the progress of a reader |
 //! | `fuzz.rs` | decoders as plain functions, for tests with damaged bytes |
 
+mod any_order;
 mod batch;
 mod cache;
 mod cast;
@@ -90,7 +92,7 @@ mod version;
 pub use batch::Batch;
 pub use cache::default_memory;
 pub use column::Column;
-pub use convert::{Conversion, Converted, ShardSize, convert};
+pub use convert::{Conversion, Converted, ShardSize, ShardStore, convert};
 pub use cuts::Cuts;
 pub use dataset::{BadRecord, Dataset};
 pub use error::{Error, Result};

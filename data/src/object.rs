@@ -347,6 +347,14 @@ impl Object {
         matches!(self.place, Place::Here { .. })
     }
 
+    /// Returns the bytes that are fetched at once for any part of the file. 0: only the part.
+    pub(crate) const fn piece_bytes(&self) -> u64 {
+        match &self.place {
+            Place::Remote(_) => remote::PIECE_BYTES,
+            Place::Here { .. } | Place::Packed(_) | Place::Folder(_) => 0,
+        }
+    }
+
     /// Returns whether the file is compressed and its bytes are unpacked piece by piece.
     pub(crate) const fn is_packed(&self) -> bool {
         matches!(self.place, Place::Packed(_))

@@ -26,8 +26,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
-use proto::spec::{DataSet, JobSpec, Purpose, Shuffle};
+use proto::spec::{DataSet, JobSpec};
 
+use crate::any_order;
 use crate::cache;
 use crate::error::{Result, malformed, wrong};
 use crate::object::{Content, Failure, Object, Reader};
@@ -70,8 +71,7 @@ pub(crate) enum Access {
 impl Access {
     /// Returns how a job reads a data set.
     pub(crate) fn of(spec: &JobSpec, set: DataSet) -> Self {
-        let shuffles =
-            set == DataSet::Train && spec.purpose == Purpose::Train && spec.data.shuffle == Shuffle::Records;
+        let shuffles = set == DataSet::Train && any_order::is_order_of(spec);
         // A fraction is drawn from everywhere.
         match shuffles || spec.data.validation_fraction.is_some() {
             true => Self::Anywhere,

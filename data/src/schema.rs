@@ -206,7 +206,7 @@ impl Schema {
     }
 
     /// Returns the columns that are read with the records.
-    fn read_columns(&self) -> &[Place] {
+    pub(crate) fn read_columns(&self) -> &[Place] {
         match (&self.label, self.reads_labels) {
             (Some(_), false) => &self.wanted[..self.wanted.len() - 1],
             _ => &self.wanted,

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use proto::column::ColumnSpec;
 use proto::spec::{DataSpec, FilesSpec};
 
+use crate::any_order::{self, Drawn};
 use crate::cache::{self, Blocks};
 use crate::column::Column;
 use crate::cuts::Cuts;
@@ -251,6 +252,20 @@ impl Table {
         self.parts.iter().try_for_each(|part| part.object.check())
     }
 
+    /// Returns what it costs to read columns `wanted` of the files in any order. The data set has
+    /// `used` of the records.
+    pub(crate) fn drawn(&self, wanted: &[Place], used: u64) -> Vec<Drawn> {
+        let of_part = |(at, part): (usize, &Part)| {
+            let is_wanted =
+                |index: usize| wanted.iter().any(|place| (place.part, place.index) == (at, index));
+            let columns = part.source.outline().columns.iter().enumerate();
+            let columns: Vec<&ColumnSpec> =
+                columns.filter(|(index, _)| is_wanted(*index)).map(|(_, spec)| spec).collect();
+            (!columns.is_empty()).then(|| part.drawn(&columns, used))
+        };
+        self.parts.iter().enumerate().filter_map(of_part).collect()
+    }
+
     /// Returns the blocks of columns `wanted`.
     pub(crate) fn reader(self: &Arc<Self>, wanted: &[Place]) -> Reader {
         let mut of_parts: Vec<Vec<usize>> = vec![Vec::new(); self.parts.len()];
@@ -278,6 +293,20 @@ impl Table {
 impl Part {
     fn records(&self) -> u64 {
         self.starts.last().copied().unwrap_or_default()
+    }
+
+    /// Returns what it costs to read these columns in any order.
+    fn drawn(&self, columns: &[&ColumnSpec], used: u64) -> Drawn {
+        let (records, bytes) = (self.records(), self.source.bytes(&self.object));
+        let block = || any_order::block_bytes(&self.source.outline().blocks, bytes);
+        let together = || block().max(self.object.piece_bytes().min(bytes));
+        Drawn {
+            used,
+            records,
+            bytes,
+            together: (!self.source.is_in_place()).then(together),
+            decoded: any_order::decoded_bytes(columns, records, bytes),
+        }
     }
 }
 

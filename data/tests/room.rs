@@ -1,4 +1,5 @@
-//! Files that must be in memory as a whole have one limit together, with decoded blocks.
+//! Files that must be in memory as a whole have one limit together, with decoded blocks. Records in
+//! any order need a memory that holds the blocks.
 //!
 //! The memory of a process has one limit, so this test has a process of its own.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
@@ -6,11 +7,11 @@
 use std::io::Write as _;
 use std::path::Path;
 
-use data::{Dataset, Error, limit_memory};
+use data::{Dataset, Error, index, limit_memory};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use proto::ids::Epoch;
-use proto::spec::{DataSet, JobSpec};
+use proto::spec::{DataSet, JobSpec, Shuffle};
 
 /// Bytes for data, and those of each file without compression.
 const MEMORY: usize = 4 << 20;
@@ -76,4 +77,38 @@ fn compressed_files_that_do_not_fit_beside_others_are_refused_until_those_are_cl
     assert!(error.is_fatal() && error.to_string().contains("more than 4194304 bytes, the limit"), "{error}");
     // What was refused has given its bytes back here, too.
     assert!(open(&[&one]).is_ok());
+
+    // A line becomes 16 bytes, and all lines of a file lie in one block.
+    let plain = |name: &str, records: usize| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, "1.25,2\n".repeat(records + 1)).unwrap();
+        path
+    };
+    let (large, half, other) = (plain("a.csv", 400_000), plain("b.csv", 200_000), plain("c.csv", 200_000));
+    let refused = |error: Error, path: &Path| {
+        let (said, path) = (error.to_string(), path.display().to_string());
+        assert!(error.is_fatal() && said.starts_with(&path), "{said}");
+        for word in
+            ["records of data.train one by one", "a record has 7: at most 4", "6400000 bytes", "4194304"]
+        {
+            assert!(said.contains(word), "{word} missing in {said}");
+        }
+        assert!(said.contains("set data.shuffle = \"window\""), "{said}");
+    };
+    refused(index(&job(&[&large]), DataSet::Train, 0, None).unwrap_err(), &large);
+    let (both, set) = (job(&[&half, &other]), DataSet::Train);
+    let data = open(&[&half, &other]).unwrap();
+    refused(data.check_order(&both).unwrap_err(), &half);
+    for file in 0..2 {
+        assert_eq!(index(&both, set, file, None).unwrap().records, 200_000, "a file alone fits");
+    }
+    open(&[&half]).unwrap().check_order(&job(&[&half])).unwrap();
+    for shuffle in [Shuffle::Window, Shuffle::None] {
+        let with = |mut spec: JobSpec| {
+            spec.data.shuffle = shuffle;
+            spec
+        };
+        assert_eq!(index(&with(job(&[&large])), set, 0, None).unwrap().records, 400_000, "{shuffle:?}");
+        data.check_order(&with(both.clone())).unwrap();
+    }
 }

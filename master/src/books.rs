@@ -1162,7 +1162,10 @@ impl Books {
             status.confusion = None;
             status.confusions.clear();
             status.worst.clear();
-            status.skipped.iter_mut().for_each(|skipped| skipped.records.clear());
+            if let Some(skipped) = &mut status.skipped {
+                skipped.records.clear();
+                skipped.further.clear();
+            }
             let length = status.encoded_len();
             // Its place in the list: a tag, and its length.
             bytes += 1 + prost::length_delimiter_len(length) + length;

@@ -32,6 +32,7 @@ class Progress:
         self._live = shown is not False and self._notebook is None and self._stream.isatty()
         self._plain = shown is True and not self._live and self._notebook is None
         self._tenth = -1
+        self._files_tenth = 0
         self._first: tuple[int, int] | None = None
         self._is_line_open = False
 
@@ -51,6 +52,9 @@ class Progress:
         if event.kind == "train":
             self._train(event)
             return
+        if event.kind == "indexing":
+            self._indexing(event)
+            return
         if event.kind == "state":
             # The pace of before says nothing of the pace after a pause.
             self._first = None
@@ -68,15 +72,27 @@ class Progress:
         done, steps = event["step"] + 1, event.total_steps
         first = self._first = self._first or (event.unix_ms, done)
         text = training(event, seconds_left(first, (event.unix_ms, done), steps))
+        self._show(done, steps, text)
+        if self._plain and steps and done * 10 // steps > self._tenth:
+            self._tenth = done * 10 // steps
+            self._write(f"{text}\n")
+
+    def _indexing(self, event: Event) -> None:
+        done, files = event["files_done"], event["files"]
+        text = f"indexing: {done} of {files} files, {event['bytes_done'] / 2**20:.1f} MiB"
+        self._show(done, files, text)
+        if self._plain and files and done * 10 // files > self._files_tenth:
+            self._files_tenth = done * 10 // files
+            self._write(f"{text}\n")
+
+    def _show(self, done: int, of: int, text: str) -> None:
+        """Show a bar in a notebook or on a terminal."""
         if self._notebook is not None:
-            self._notebook.show(done, steps, text)
+            self._notebook.show(done, of, text)
         elif self._live:
             width = shutil.get_terminal_size().columns
             self._is_line_open = True
-            self._write(f"\r\x1b[2K{f'{bar(done, steps)} {text}'[: width - 1]}")
-        elif self._plain and steps and done * 10 // steps > self._tenth:
-            self._tenth = done * 10 // steps
-            self._write(f"{text}\n")
+            self._write(f"\r\x1b[2K{f'{bar(done, of)} {text}'[: width - 1]}")
 
     def _line(self, text: str) -> None:
         if self._notebook is not None:

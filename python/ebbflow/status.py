@@ -68,8 +68,8 @@ class Event(dict[str, Any]):
     """Something that happened to a job.
 
     It is a dictionary with the fields of ``ebb watch --json``. ``event["event"]`` says what it is:
-    ``train``, ``eval``, ``fleet``, ``checkpoint``, ``rewind``, ``state`` or ``warning``. A number
-    that is not finite is ``None``.
+    ``train``, ``eval``, ``fleet``, ``checkpoint``, ``rewind``, ``state``, ``indexing`` or
+    ``warning``. A number that is not finite is ``None``.
     """
 
     #: Number of steps of the whole job; 0 where the event does not say.

@@ -54,6 +54,30 @@ def test_a_file_gets_a_line_for_each_tenth_if_asked_and_else_nothing() -> None:
         assert len(stream.getvalue().splitlines()) == count
 
 
+def test_files_that_are_indexed_have_the_live_line_before_training() -> None:
+    def indexing(done: int) -> Event:
+        return Event(
+            event="indexing",
+            files_done=done,
+            files=40,
+            bytes_done=done << 20,
+            sequence=done,
+            unix_ms=0,
+        )
+
+    stream = Terminal()
+    with Progress(stream=stream) as progress:
+        progress.event(indexing(20))
+        progress.event(train(0))
+    lines = stream.getvalue().split("\r\x1b[2K")
+    assert lines[1] == "[##########..........] indexing: 20 of 40 files, 20.0 MiB"
+    stream = io.StringIO()
+    with Progress(True, stream) as progress:
+        for done in range(1, 40):
+            progress.event(indexing(done))
+    assert len(stream.getvalue().splitlines()) == 9
+
+
 def test_a_terminal_stays_empty_if_nothing_is_to_be_shown() -> None:
     stream = Terminal()
     with Progress(False, stream) as progress:

@@ -9,7 +9,7 @@ use client::{Event, JobState, Kind};
 use proto::pb;
 
 use crate::terminal::report::{
-    VALIDATION, count, duration, metrics, rate, state_with_reason, value, workers,
+    VALIDATION, count, duration, indexing, metrics, rate, state_with_reason, value, workers,
 };
 use crate::terminal::screen::Screen;
 
@@ -25,7 +25,12 @@ pub(crate) struct Progress {
     first: Option<Mark>,
     /// The step of the newest plain line.
     shown: Option<Mark>,
+    /// Time of the newest plain line about a state, or about indexed files.
+    told_ms: u64,
 }
+
+/// Least time between two plain lines about indexed files, in milliseconds.
+const INDEXING_MS: u64 = 5_000;
 
 /// A step and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,18 +49,25 @@ impl Progress {
     /// Shows a job on `screen`, until it is dropped.
     pub(crate) fn new(screen: Screen) -> Self {
         let live = screen.start_live();
-        Self { screen, live, paused: false, first: None, shown: None }
+        Self { screen, live, paused: false, first: None, shown: None, told_ms: 0 }
     }
 
     /// Shows an event.
     pub(crate) fn event(&mut self, event: &Event) {
         let kind = &event.kind;
+        if let Kind::Indexing(found) = kind {
+            self.indexing(event.unix_ms, found);
+            return;
+        }
         let Kind::Train(train) = kind else {
             if let Some(text) = line(kind) {
                 self.screen.line(&text);
             }
             if let Kind::State(state) = kind {
-                self.screen.set_live(None, state_with_reason(state.state(), ""));
+                // The bar of the files does not stay while the model is built.
+                let done = (state.state() == JobState::Indexing).then_some((0, 1));
+                self.screen.set_live(done, state_with_reason(state.state(), ""));
+                self.told_ms = event.unix_ms;
                 self.paused = state.state() == JobState::Paused;
                 (self.first, self.shown) = (None, None);
             }
@@ -71,6 +83,17 @@ impl Progress {
             self.screen.set_live(Some((train.step + 1, train.steps)), text);
         } else if self.shown.is_none_or(|shown| is_due(first, shown, now, train.steps)) {
             self.shown = Some(now);
+            self.screen.line(&text);
+        }
+    }
+
+    /// Shows how far the data files are indexed.
+    fn indexing(&mut self, unix_ms: u64, found: &pb::Indexing) {
+        let text = format!("{}: {}", JobState::Indexing.name(), indexing(found));
+        if self.live {
+            self.screen.set_live(Some((found.files_done, found.files)), text);
+        } else if unix_ms.saturating_sub(self.told_ms) >= INDEXING_MS {
+            self.told_ms = unix_ms;
             self.screen.line(&text);
         }
     }
@@ -101,7 +124,7 @@ fn set(evaluation: &pb::EvaluationEvent) -> &str {
 fn line(kind: &Kind) -> Option<String> {
     Some(match kind {
         // A warning says what was lost, and the next line of training where it stands.
-        Kind::Train(_) | Kind::Rewind(_) => return None,
+        Kind::Train(_) | Kind::Rewind(_) | Kind::Indexing(_) => return None,
         Kind::State(state) => state_with_reason(state.state(), &state.reason),
         // No epoch ends at step 0: the job only evaluates.
         Kind::Evaluation(evaluation) if evaluation.step == 0 => format!(
@@ -207,6 +230,25 @@ mod tests {
         assert!(lines[3].starts_with("paused, epoch 2/2, step 3/10"), "{lines:?}");
         assert_eq!(lines[4], "running: workers train");
         assert!(lines[6].contains("step 5/10") && lines[6].contains("5.0 s left"), "{lines:?}");
+    }
+
+    #[test]
+    fn indexed_files_have_a_plain_line_every_five_seconds() {
+        let screen = Screen::default();
+        let mut progress = Progress::new(screen.clone());
+        progress.live = false;
+        let mut begins = state(1, JobState::Indexing, "workers count");
+        begins.unix_ms = 1_000;
+        progress.event(&begins);
+        for (files_done, unix_ms) in [(1, 2_000), (2, 6_000), (3, 10_900), (4, 11_000)] {
+            let indexing = pb::Indexing { files_done, files: 9, bytes_done: files_done << 20 };
+            let mut event = event(2, Kind::Indexing(indexing));
+            event.unix_ms = unix_ms;
+            progress.event(&event);
+        }
+        let lines = screen.lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let expected = ["indexing: 2 of 9 files, 2.0 MiB", "indexing: 4 of 9 files, 4.0 MiB"];
+        assert_eq!(lines[1..], expected, "{lines:?}");
     }
 
     #[test]

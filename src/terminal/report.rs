@@ -179,7 +179,16 @@ fn skipped(skipped: &pb::Skipped) -> String {
     format!("{}{}", counts.join(" and "), first.unwrap_or_default())
 }
 
+/// Returns how far the files of a job are indexed: `12 of 240 files, 3.4 GiB`.
+pub(crate) fn indexing(indexing: &pb::Indexing) -> String {
+    let files = count(indexing.files, "file", "files");
+    format!("{} of {files}, {}", indexing.files_done, proto::size::text(indexing.bytes_done))
+}
+
 fn progress(status: &JobStatus) -> String {
+    if let Some(found) = &status.indexing {
+        return format!("{} counted", indexing(found));
+    }
     if measures(status).is_some() {
         return match status.records {
             0 => "the number of records is known once the data is counted".to_owned(),
@@ -421,6 +430,13 @@ mod tests {
     }
 
     #[test]
+    fn the_progress_of_a_job_that_counts_its_data_is_that_of_its_files() {
+        let indexing = Some(pb::Indexing { files_done: 12, files: 240, bytes_done: 7 << 29 });
+        let job = JobStatus { state: JobState::Indexing.into(), steps: 0, indexing, ..succeeded() };
+        assert!(status(&job).contains("progress   12 of 240 files, 3.5 GiB counted\n"), "{}", status(&job));
+    }
+
+    #[test]
     fn the_table_lines_up() {
         let waiting = JobStatus {
             name: "a-rather-long-name-12".to_owned(),
@@ -485,7 +501,7 @@ mod tests {
     fn skipped_records_are_counted_and_the_first_is_named() {
         let first = pb::SkippedRecord { file: "a.csv".to_owned(), record: 5, ..Default::default() };
         let first = pb::SkippedRecord { reason: "column `x` has no value".to_owned(), ..first };
-        let skipped = pb::Skipped { train: 3, validation: 1, records: vec![first] };
+        let skipped = pb::Skipped { train: 3, validation: 1, records: vec![first], ..Default::default() };
         let job = JobStatus { skipped: Some(skipped), ..succeeded() };
         let line = "3 training records and 1 validation record; the first: a.csv, record 5: column `x` has no value\n";
         assert!(status(&job).contains(&format!("skipped    {line}")), "{}", status(&job));

@@ -48,8 +48,10 @@ const BOUNDS: [(&str, Bound); 12] = [
     ("npz", Bound { fixed: 4 << 20, each: 4096 }),
     // A block of Zstandard makes 128 KiB of 4 bytes.
     ("packed", Bound { fixed: 4 << 20, each: 128 << 10 }),
-    // A page says its size in 31 bits, and the decoder takes so much before it reads the page.
-    ("parquet", Bound { fixed: 5 << 30, each: 512 }),
+    // A page that announces more than 65,536 times its compressed bytes, or more than
+    // `data_memory`, is refused before it is decoded. A column has a page at hand, and one with its
+    // dictionary.
+    ("parquet", Bound { fixed: 64 << 20, each: 128 << 10 }),
     // A compressed array may become 65,536 times as large.
     ("arrow", Bound { fixed: 4 << 20, each: 128 << 10 }),
     // A description of a job is checked with all its defaults and hints.

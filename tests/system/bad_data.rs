@@ -284,4 +284,15 @@ fn a_small_file_that_becomes_too_large_is_refused_before_it_fills_the_memory() {
     let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     let peak_kib: usize = peak.trim().trim_end_matches(" kB").parse().unwrap();
     assert!(peak_kib < 200 << 10, "the worker had {peak_kib} KiB");
+
+    // A file that is small enough for a mapping, and whose numbers are too many for random access.
+    fs::write(at("rows.csv"), format!("x,y\n{}", "1,0\n".repeat(400_000))).unwrap();
+    let data = "format = \"csv\"\ntrain = { files = [\"rows.csv\"] }\n";
+    fs::write(at("job.toml"), format!("{JOB}{data}")).unwrap();
+    let output = cluster.submit(&job, &out, &[]);
+    let said = text(&output);
+    assert!(!output.status.success(), "{said}");
+    for part in ["rows.csv: data.shuffle = \"records\"", "a record has 4", "set data.shuffle = \"window\""] {
+        assert!(said.contains(part), "`{part}` missing in:\n{said}");
+    }
 }

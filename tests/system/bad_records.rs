@@ -89,6 +89,9 @@ fn any_fleet_skips_the_same_images_and_trains_the_same_bits() {
     succeed(["run", &job.display().to_string(), "--workers", "1", "--out", &alone.display().to_string()]);
     let of_one = summary(&alone);
     check(&of_one["skipped"]);
+    let lines = std::fs::read_to_string(alone.join("skipped.jsonl")).unwrap();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(Value::from(lines), of_one["skipped"]["records"]);
     assert_eq!(of_one["samples_applied"], 12 * 197);
 
     let mut cluster = Cluster::start(2, 3);

@@ -69,12 +69,17 @@ fn a_file_is_not_read_again_for_its_index_by_a_restarted_master_or_a_second_job(
     // The answer comes when everything before is durable.
     succeed(["scale", "known-1", "--workers", "9", "--master", &cluster.url]);
     let before = web.sent("x0.npy");
+    let status = succeed(["status", "known-1", "--master", &cluster.url]);
+    assert!(status.contains("1 of 2 files, 32.1 MiB counted"), "{status}");
 
     cluster.restart_master();
     web.go_on();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(summary(&out)["samples_applied"], 64);
+    let watched = succeed(["watch", "known-1", "--json", "--master", &cluster.url]);
+    let expected = r#""event":"indexing","files_done":1,"files":2,"bytes_done":"#;
+    assert!(watched.contains(expected), "{watched}");
     let again = web.sent("x0.npy") - before;
     assert!(again < FIRST_BYTES, "{again} of {bytes} bytes of the first file were read again");
 

@@ -142,6 +142,36 @@ fn a_job_trains_the_same_bits_from_a_disk_a_web_server_and_s3() {
     let (success, said) = inspect(&format!("{folder}/none.parquet"));
     assert!(!success, "{said}");
     has(&said, &["data/none.parquet: no such file", "check the bucket, the key and the region"]);
+
+    let dir = tempfile::tempdir().unwrap();
+    let convert = |source: &str, to: &str, out: &str| {
+        let mut command = ebb(["data", "convert", source, "--to", to, "--out", out]);
+        let output = command.args(["--records-per-shard", "6000"]).envs(environment).output().unwrap();
+        (output.status.success(), text(&output))
+    };
+    let (here, there) = (dir.path().join("arrow"), format!("s3://{}/shards/", S3::BUCKET));
+    let (clicks, file) = (clicks().display().to_string(), format!("file://{}", here.display()));
+    let (success, said) = convert(&clicks, "arrow", &file);
+    assert!(success && here.join("data.toml").exists(), "{said}");
+    let (success, said) = convert(&clicks, "arrow", &there);
+    assert!(success, "{said}");
+    has(&said, &[&format!("{there}: 12000 records in 2 shards"), &format!("{there}part-00001.arrow")]);
+    let keys = server.keys();
+    let keys: Vec<_> = keys.iter().filter_map(|key| key.strip_prefix("shards/")).collect();
+    assert_eq!(keys, ["data.toml", "part-00000.arrow", "part-00001.arrow"]);
+    for name in &keys[1..] {
+        let (status, found) = server.request("GET", &format!("shards/{name}"), b"");
+        assert!(status == 200 && found == fs::read(here.join(name)).unwrap(), "{name}");
+    }
+    let back = dir.path().join("back").display().to_string();
+    let (success, said) = convert(&format!("{there}part-*.arrow"), "parquet", &back);
+    assert!(success && said.contains("12000 records in 2 shards"), "{said}");
+    let (success, said) = convert(&clicks, "arrow", &there);
+    assert!(!success && said.contains("3 files of an earlier conversion are there"), "{said}");
+    has(
+        &fail(["data", "convert", &clicks, "--to", "npy", "--out", "https://h/x"]),
+        &["--out https://h/x: exp"],
+    );
 }
 
 #[test]

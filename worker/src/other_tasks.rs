@@ -124,7 +124,10 @@ pub(crate) async fn init(
             let batch = match spec.purpose {
                 // The program has not begun its loop. It sees at once what does not fit.
                 _ if spec.is_driven() => None,
-                Purpose::Train => Some(records.first_batch()?),
+                Purpose::Train => {
+                    records.train.check_order(&spec)?;
+                    Some(records.first_batch()?)
+                }
                 Purpose::Evaluate | Purpose::Predict => Some(records.first_measured()?),
             };
             place.enter(Phase::Computing, "the first records, to try the model");

@@ -40,7 +40,7 @@ pub fn line(event: &Event) -> Option<String> {
             "version": rewind.version,
             "era": rewind.era,
         }),
-        Kind::State(_) | Kind::Warning(_) => return None,
+        Kind::State(_) | Kind::Warning(_) | Kind::Indexing(_) => return None,
     };
     Some(value.to_string())
 }
@@ -67,6 +67,13 @@ pub fn full_line(event: &Event) -> Option<String> {
             json!({ "event": "state", "state": state.state().name(), "reason": state.reason }).to_string()
         }
         Kind::Warning(warning) => json!({ "event": "warning", "message": warning.message }).to_string(),
+        Kind::Indexing(indexing) => json!({
+            "event": "indexing",
+            "files_done": indexing.files_done,
+            "files": indexing.files,
+            "bytes_done": indexing.bytes_done,
+        })
+        .to_string(),
         _ => line(event)?,
     };
     let mut value: Map<String, Value> = serde_json::from_str(&line).ok()?;
@@ -129,5 +136,13 @@ mod tests {
         );
         let warning = pb::WarningEvent { message: "slow".to_owned() };
         assert!(full_line(&event(1, Kind::Warning(warning))).unwrap().contains(r#""message":"slow""#));
+        let indexing = pb::Indexing { files_done: 3, files: 7, bytes_done: 4096 };
+        let indexed = event(1, Kind::Indexing(indexing));
+        assert!(
+            full_line(&indexed)
+                .unwrap()
+                .starts_with(r#"{"event":"indexing","files_done":3,"files":7,"bytes_done":4096,"#)
+        );
+        assert_eq!(line(&indexed), None);
     }
 }

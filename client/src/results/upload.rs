@@ -87,17 +87,7 @@ impl Copy {
     }
 
     async fn file(&self, folder: &Folder, path: &Path, name: &str) -> Result<()> {
-        let retried = self.stores.patiently(
-            |_| {},
-            || async {
-                // A file that cannot be read is no failure of the store, and no retry mends it.
-                match upload(folder, path, name).await {
-                    Err(Error::Checkpoint(error)) => Err(error),
-                    other => Ok(other),
-                }
-            },
-        );
-        retried.await?
+        copy_whole(&self.stores, folder, path, name).await
     }
 
     async fn patiently<T, F: Future<Output = proto::checkpoint::Result<T>>>(
@@ -106,6 +96,24 @@ impl Copy {
     ) -> proto::checkpoint::Result<T> {
         self.stores.patiently(|_| {}, attempt).await
     }
+}
+
+/// Copies a file of the disk to a folder of a store. There it is whole, or it does not exist.
+///
+/// # Errors
+/// The file cannot be read or written.
+pub(crate) async fn copy_whole(stores: &Stores, folder: &Folder, path: &Path, name: &str) -> Result<()> {
+    let retried = stores.patiently(
+        |_| {},
+        || async {
+            // A file that cannot be read is no failure of the store, and no retry mends it.
+            match upload(folder, path, name).await {
+                Err(Error::Checkpoint(error)) => Err(error),
+                other => Ok(other),
+            }
+        },
+    );
+    retried.await?
 }
 
 async fn upload(folder: &Folder, path: &Path, name: &str) -> Result<()> {

@@ -1,5 +1,7 @@
-//! The folder of a conversion: what may be in it before, and the names of its files.
+//! The folder of a conversion, on a disk or in an object store: what may be in it before, and the
+//! names of its files.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::sink::PART;
@@ -9,6 +11,30 @@ use crate::error::{Result, wrong};
 /// Name of the file that describes the shards. It is written last, so that a folder with it is
 /// complete.
 pub(super) const SECTION: &str = "data.toml";
+
+/// A folder of an object store for the shards of a conversion. Its calls block.
+pub trait ShardStore: fmt::Debug + Send + Sync {
+    /// Returns the names of the files and folders that are directly in it.
+    ///
+    /// # Errors
+    /// The folder cannot be listed.
+    fn names(&self) -> Result<Vec<String>>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The file cannot be removed.
+    fn remove(&self, name: &str) -> Result<()>;
+
+    /// Copies a file of the disk to the folder. There it is whole, or it does not exist.
+    ///
+    /// # Errors
+    /// The file cannot be read or written.
+    fn write(&self, name: &str, file: &Path) -> Result<()>;
+
+    /// Returns the URL of a file of this name.
+    fn url(&self, name: &str) -> String;
+}
 
 /// Makes the folder of a conversion, without the files of an earlier one. `sources` are the files
 /// that are converted.
@@ -25,6 +51,38 @@ pub(super) fn prepare(folder: &Path, overwrite: bool, sources: &[PathBuf]) -> Re
         let name = entry.file_name().to_string_lossy().into_owned();
         if is_file && is_own(&name) { own.push(name) } else { others.push(name) }
     }
+    let place = folder.canonicalize().map_err(failed(folder))?;
+    let inside = |source: &&PathBuf| source.canonicalize().is_ok_and(|source| source.starts_with(&place));
+    check(folder, &own, &others, overwrite, sources.iter().find(inside))?;
+    in_order(own).iter().try_for_each(|name| {
+        let path = folder.join(name);
+        std::fs::remove_file(&path).map_err(failed(&path))
+    })
+}
+
+/// Prepares a folder of an object store like [`prepare`].
+///
+/// # Errors
+/// Those of [`prepare`].
+pub(super) fn prepare_store(store: &dyn ShardStore, overwrite: bool, sources: &[PathBuf]) -> Result<()> {
+    let (own, others): (Vec<_>, Vec<_>) = store.names()?.into_iter().partition(|name| is_own(name));
+    let folder = store.url("");
+    let inside = |source: &&PathBuf| source.to_str().is_some_and(|source| source.starts_with(&folder));
+    check(Path::new(&folder), &own, &others, overwrite, sources.iter().find(inside))?;
+    in_order(own).iter().try_for_each(|name| store.remove(name))
+}
+
+/// Checks what is in a folder: files of a conversion, others, and a source.
+///
+/// # Errors
+/// Something is there that has to stay.
+fn check(
+    folder: &Path,
+    own: &[String],
+    others: &[String],
+    overwrite: bool,
+    source: Option<&PathBuf>,
+) -> Result<()> {
     if let Some(other) = others.iter().min() {
         return wrong(
             folder,
@@ -40,20 +98,25 @@ pub(super) fn prepare(folder: &Path, overwrite: bool, sources: &[PathBuf]) -> Re
             ),
         );
     }
-    let place = folder.canonicalize().map_err(failed(folder))?;
-    let inside = |source: &&PathBuf| source.canonicalize().is_ok_and(|source| source.starts_with(&place));
-    if let Some(source) = sources.iter().find(inside) {
-        return wrong(
+    match source {
+        Some(source) => wrong(
             folder,
             format!("the source {} is in it, and would be replaced; choose another folder", source.display()),
-        );
+        ),
+        None => Ok(()),
     }
-    // The description first: without it nobody takes what is left for a whole conversion.
+}
+
+/// Returns files in the order in which they are removed: the description first, because without it
+/// nobody takes what is left for a whole conversion.
+fn in_order(mut own: Vec<String>) -> Vec<String> {
     own.sort_by_key(|name| name != SECTION);
-    own.iter().try_for_each(|name| {
-        let path = folder.join(name);
-        std::fs::remove_file(&path).map_err(failed(&path))
-    })
+    own
+}
+
+/// Returns whether a URL has the name of a file as it is, whatever encodes and decodes it.
+pub(super) fn is_plain(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 /// Returns whether a conversion writes files of this name.

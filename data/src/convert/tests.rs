@@ -76,6 +76,7 @@ fn order(dir: &TempDir, from: Format, files: Vec<String>, to: Format) -> Convers
         source: DataSpec::of(from, FilesSpec { records: None, lists }),
         format: to,
         folder: dir.path().join(to.name()),
+        store: None,
         size: ShardSize::Records(100),
         threads: 2,
         overwrite: false,

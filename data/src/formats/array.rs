@@ -257,6 +257,10 @@ impl Source for Whole {
     fn read(&self, _block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         Ok(columns.iter().map(|&at| self.columns[at].clone()).collect())
     }
+
+    fn is_in_place(&self) -> bool {
+        true
+    }
 }
 
 /// A file whose values are fetched block by block.

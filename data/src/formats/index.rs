@@ -66,6 +66,10 @@ impl Source for Numbers {
         Ok(columns.iter().map(column).collect())
     }
 
+    fn is_in_place(&self) -> bool {
+        true
+    }
+
     fn content(&self, _: &Object, mut content: Content, _: &dyn Observer) -> Result<Content> {
         let records = self.outline.records();
         content.bytes += records * size_of::<i64>() as u64;

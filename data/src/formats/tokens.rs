@@ -88,6 +88,11 @@ impl Source for Tokens {
         }
     }
 
+    /// A block has 32 KiB, which are widened at once.
+    fn is_in_place(&self) -> bool {
+        self.object.is_here()
+    }
+
     fn direct(&self, records: &[u64], column: usize, out: &mut Column) -> Result<()> {
         let bytes = self.object.slice(0..self.object.len())?;
         let dtype = out.spec().dtype;

@@ -17,6 +17,9 @@ const VALIDATION_RECORDS_MAX: u64 = 1 << 27;
 pub(super) struct Index {
     train: Vec<File>,
     validation: Vec<File>,
+    /// Files that were recorded, and their bytes.
+    done: usize,
+    bytes_done: u64,
 }
 
 #[derive(Debug)]
@@ -82,7 +85,8 @@ impl Index {
             let keys = spec.index_keys(set).into_iter().map(Some).chain(std::iter::repeat(None));
             names.zip(keys).map(|(path, key)| File { path, key, known: None, found: None }).collect()
         };
-        Self { train: files(DataSet::Train), validation: files(DataSet::Validation) }
+        let (train, validation) = (files(DataSet::Train), files(DataSet::Validation));
+        Self { train, validation, done: 0, bytes_done: 0 }
     }
 
     /// Returns one task for each file.
@@ -135,8 +139,28 @@ impl Index {
     pub(super) fn record(&mut self, validation: bool, file: usize, found: pb::Indexed) {
         let files = if validation { &mut self.validation } else { &mut self.train };
         files[file].known = None;
+        if files[file].found.is_none() {
+            self.done += 1;
+            self.bytes_done = self.bytes_done.saturating_add(found.bytes);
+        }
         // The record of a job is written often, and this may be large. `Indexes` has it.
         files[file].found = Some(pb::Indexed { cuts: None, ..found });
+    }
+
+    /// Returns how far it is.
+    pub(super) fn progress(&self) -> pb::Indexing {
+        let files = self.train.len() + self.validation.len();
+        pb::Indexing { files_done: self.done as u64, files: files as u64, bytes_done: self.bytes_done }
+    }
+
+    /// Returns how far it is, if the file that was recorded last is one of which users are told:
+    /// the first one of each hundredth, but for the last file of all.
+    pub(super) fn news(&self) -> Option<pb::Indexing> {
+        let progress = self.progress();
+        let pb::Indexing { files_done, files, .. } = progress;
+        let hundredths = |done: u64| done * 100 / files.max(1);
+        let is_news = files_done < files && hundredths(files_done) > hundredths(files_done.saturating_sub(1));
+        is_news.then_some(progress)
     }
 
     /// Returns what all files hold, those of validation apart; `None` while one is not indexed.
@@ -325,6 +349,25 @@ mod tests {
             index.record(true, number, file(5, &[2], Some((0, 9))));
         }
         index.facts(spec)
+    }
+
+    #[test]
+    fn users_are_told_of_each_hundredth_of_the_files() {
+        let told = |files: usize| {
+            let names = (0..files).map(|file| format!("{file}.gz")).collect();
+            let mut index =
+                Index::new(&spec(|spec| drop(spec.data.train.lists.insert("features".to_owned(), names))));
+            index.validation.clear();
+            let told = |file| {
+                index.record(false, file, self::file(1, &[2], None));
+                index.news().map(|news| (news.files_done, news.files, news.bytes_done))
+            };
+            (0..files).filter_map(told).collect::<Vec<_>>()
+        };
+        assert!(told(1).is_empty());
+        assert_eq!(told(3), [(1, 3, 70), (2, 3, 140)]);
+        let many = told(1000);
+        assert_eq!((many.len(), many[0], many[98]), (99, (10, 1000, 700), (990, 1000, 69_300)));
     }
 
     #[test]

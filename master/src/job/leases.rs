@@ -246,6 +246,7 @@ impl Job {
                     index.record(*validation, *file, found);
                 }
                 self.task_done(worker, lease);
+                self.tell_indexed(now);
                 self.on_indexed(now);
             }
             (Work::Init, Report::Initialized(pb::Initialized { note })) => {

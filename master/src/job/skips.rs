@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use prost::Message as _;
 use proto::ids::{IncarnationId, LeaseId};
 use proto::pb;
 use proto::spec::{DataSet, SKIPPED_MAX};
@@ -21,6 +22,9 @@ use crate::clock::Now;
 
 /// Skipped records that users see, with their reasons.
 const LISTED_MAX: usize = 100;
+
+/// Bytes of the places of all other skipped records at most.
+const FURTHER_BYTES_MAX: usize = 1 << 20;
 
 /// Records of one request at most.
 const REQUESTED_MAX: usize = 1000;
@@ -189,11 +193,39 @@ impl Job {
         }
         let count = |set| self.skips.of(set).records.len() as u64;
         let records = self.listed(DataSet::Train).chain(self.listed(DataSet::Validation));
+        let records: Vec<_> = records.take(LISTED_MAX).collect();
+        let further = match self.phase.end() {
+            Some(_) => self.further(&records),
+            None => Vec::new(),
+        };
         Some(pb::Skipped {
             train: count(DataSet::Train),
             validation: count(DataSet::Validation),
-            records: records.take(LISTED_MAX).collect(),
+            records,
+            further,
         })
+    }
+
+    /// Returns the places of the skipped records behind those that are listed.
+    fn further(&self, listed: &[pb::SkippedRecord]) -> Vec<pb::SkippedInFile> {
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        for set in [DataSet::Train, DataSet::Validation] {
+            let validation = set == DataSet::Validation;
+            let listed = listed.iter().filter(|record| record.validation == validation).count();
+            let files = self.spec.data.files_of(set).and_then(|source| self.spec.data.files(source));
+            let name = |file| files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default();
+            for (file, distances) in
+                in_files(self.skips.of(set).records.iter().skip(listed), self.records_of(set))
+            {
+                let places = pb::SkippedInFile { validation, file: name(file), distances };
+                bytes += places.encoded_len();
+                if bytes > FURTHER_BYTES_MAX {
+                    return found;
+                }
+                found.push(places);
+            }
+        }
+        found
     }
 
     /// Returns the first skipped records of a data set.
@@ -256,6 +288,26 @@ impl Job {
     }
 }
 
+/// Returns records by their file, as distances: the number of the first one in the file, and how
+/// far each other one is behind the one before. `numbers` increase and count over all files.
+fn in_files<'a>(numbers: impl Iterator<Item = &'a u64>, records: &[u64]) -> Vec<(usize, Vec<u64>)> {
+    let mut found: Vec<(usize, Vec<u64>)> = Vec::new();
+    // The file at hand, its first record, and the record before.
+    let (mut file, mut begin, mut before) = (0, 0, 0);
+    for &number in numbers {
+        while records.get(file).is_some_and(|&records| begin + records <= number) {
+            begin += records[file];
+            file += 1;
+        }
+        match found.last_mut() {
+            Some((last, distances)) if *last == file => distances.push(number - before),
+            _ => found.push((file, vec![number - begin])),
+        }
+        before = number;
+    }
+    found
+}
+
 const fn title(set: DataSet) -> &'static str {
     match set {
         DataSet::Train => "training records",
@@ -266,4 +318,16 @@ const fn title(set: DataSet) -> &'static str {
 /// Names a record for people: `a.csv, record 3: column ..`.
 fn named(record: &pb::SkippedRecord) -> String {
     format!("`{}`, record {}: {}", record.file, record.record, record.reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_count_from_the_begin_of_their_file() {
+        let found = in_files([1, 4, 5, 12, 29].iter(), &[5, 0, 7, 18]);
+        assert_eq!(found, [(0, vec![1, 3]), (2, vec![0]), (3, vec![0, 17])]);
+        assert!(in_files([].iter(), &[5]).is_empty());
+    }
 }

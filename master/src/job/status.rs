@@ -276,6 +276,13 @@ impl Job {
         self.log.append(now.unix_ms, Event::State(pb::StateEvent { state: state.into(), reason }));
     }
 
+    /// Tells how far the files are indexed, from time to time.
+    pub(super) fn tell_indexed(&mut self, now: Now) {
+        if let Some(news) = self.phase.indexing().and_then(|index| index.news()) {
+            self.log.append(now.unix_ms, Event::Indexing(news));
+        }
+    }
+
     /// Returns everything that a user may ask.
     pub(crate) fn status(&self, now: Now) -> pb::JobStatus {
         let (state, reason) = self.state();
@@ -363,6 +370,10 @@ impl Job {
             records_done,
             predictions: delivered.map(|(delivery, predict)| delivery.place(predict)).unwrap_or_default(),
             skipped: self.skipped(),
+            indexing: match &self.phase {
+                Phase::Indexing { index, .. } => Some(index.progress()),
+                _ => None,
+            },
         }
     }
 

@@ -1,12 +1,15 @@
 //! `ebb data convert`: data files in another format.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use data::{Conversion, Converted, ShardSize};
+use client::Shards;
+use data::{Conversion, Converted, ShardSize, ShardStore};
 use proto::spec::{DataSpec, FILES, FilesSpec, Format, data_url};
 use serde_json::json;
+use tempfile::TempDir;
 
 use super::{named, reading};
 use crate::app::App;
@@ -35,20 +38,22 @@ const VALUES: &str = "values";
 /// A source cannot be read, the format cannot hold it, or the folder is not empty or cannot be
 /// written.
 pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
-    let (folder, json) = (args.out.clone(), args.json);
+    let (shown, json) = (args.out.display().to_string(), args.json);
+    let out = Out::of(&args.out, app)?;
+    let (folder, store) = (out.folder.clone(), out.store.clone());
     data::limit_blocks(data::default_memory().min(CACHE_BYTES_MAX));
     let (bar, stop) = (Bar::new(app.screen.clone(), "records"), app.stop.token().clone());
     let convert = move || -> Result<Option<Converted>> {
-        Ok(data::convert(&order(&args)?, &|done, all| {
+        let order = Conversion { folder, store, ..order(&args)? };
+        Ok(data::convert(&order, &|done, all| {
             bar.show(done, all);
             !stop.is_cancelled()
         })?)
     };
     let converted = tokio::task::spawn_blocking(convert).await.context("the conversion panicked")??;
     let Some(converted) = converted else {
-        let folder = folder.display();
         app.screen
-            .line(&format!("stopped: {folder} has whole shards, but not all; --overwrite replaces them"));
+            .line(&format!("stopped: {shown} has whole shards, but not all; --overwrite replaces them"));
         return Ok(false);
     };
     if json {
@@ -58,9 +63,49 @@ pub(super) async fn run(args: args::DataConvert, app: &App) -> Result<bool> {
         });
         app.screen.print(&object.to_string())?;
     } else {
-        app.screen.print(&text(&folder, &converted))?;
+        app.screen.print(&text(&shown, &converted))?;
     }
     Ok(true)
+}
+
+/// Place of the shards.
+struct Out {
+    /// Folder to which they are written.
+    folder: PathBuf,
+    /// Folder of an object store to which they are copied.
+    store: Option<Arc<dyn ShardStore>>,
+    /// Removes the folder of shards on their way to a store.
+    _staging: Option<TempDir>,
+}
+
+impl Out {
+    /// Returns the place that a path or a URL names.
+    ///
+    /// # Errors
+    /// The URL leads to no place for data files.
+    fn of(out: &Path, app: &App) -> Result<Self> {
+        let local = |folder| Self { folder, store: None, _staging: None };
+        let Some((url, (scheme, rest))) = out.to_str().and_then(|url| Some((url, data_url::split(url)?)))
+        else {
+            return Ok(local(out.to_owned()));
+        };
+        let shown = data_url::shown(url);
+        if !["file", "s3", "gs", "az"].contains(&scheme) {
+            bail!(
+                "--out {shown}: expected a folder, or a URL that begins with file://, s3://, gs:// or az://"
+            );
+        }
+        // Jobs read the shards by their URLs.
+        data_url::check(&format!("{}/data.toml", url.trim_end_matches('/')))
+            .map_err(|reason| anyhow!("--out {shown}: {reason}"))?;
+        if scheme == "file" {
+            return Ok(local(PathBuf::from(&*data_url::decoded(rest))));
+        }
+        let shards = Shards::open(&app.environment.stores, url).with_context(|| format!("--out {shown}"))?;
+        let staging = tempfile::tempdir().context("a folder for shards on their way to the store")?;
+        let folder = staging.path().to_owned();
+        Ok(Self { folder, store: Some(Arc::new(shards)), _staging: Some(staging) })
+    }
 }
 
 /// Returns what the user wants. The call blocks.
@@ -75,6 +120,7 @@ fn order(args: &args::DataConvert) -> Result<Conversion> {
         source: with_files(spec, &args.sources)?,
         format: named("--to", &args.to)?,
         folder: args.out.clone(),
+        store: None,
         size: match args.records_per_shard {
             Some(records) => ShardSize::Records(records),
             None => ShardSize::Bytes(args.shard_bytes.unwrap_or(SHARD_BYTES)),
@@ -123,10 +169,10 @@ fn lists(format: Format, sources: &[String]) -> Result<BTreeMap<String, Vec<Stri
     Ok(lists)
 }
 
-fn text(folder: &Path, converted: &Converted) -> String {
+fn text(folder: &str, converted: &Converted) -> String {
     let records = count(converted.records, "record", "records");
     let shards = count(converted.shards as u64, "shard", "shards");
-    let (folder, bytes) = (folder.display(), converted.bytes);
+    let bytes = converted.bytes;
     let section = match converted.shards {
         0..=SHARDS_SHOWN => {
             format!("A job reads them with this section, also in data.toml:\n\n{}", converted.section())

@@ -172,6 +172,32 @@ fn an_evaluation_counts_the_good_records() {
 }
 
 #[test]
+fn the_end_of_a_job_has_the_places_of_all_skipped_records() {
+    let mut spec = skipping(0.15);
+    spec.data.validation_fraction = None;
+    let mut world = World::new(spec, 1, &["p"]);
+    let lease = world.lease(0).expect("a file to index");
+    let found = pb::Indexed { records: 1000, label_min: Some(0), label_max: Some(9), ..Default::default() };
+    world.complete(0, &lease, Report::Indexed(found));
+    world.initialize();
+    let lease = world.lease(0).expect("work");
+    let skip = |world: &mut World, record| world.skip(0, &lease, pb::DataSet::Train, &[record]);
+    for record in 0..120 {
+        skip(&mut world, 3 * record).expect("few");
+    }
+    let running = world.status().skipped.expect("some records");
+    assert_eq!((running.train, running.records.len(), running.further), (120, 100, Vec::new()));
+    assert!((600..700).any(|record| skip(&mut world, record).is_err()), "too many");
+    let skipped = world.status().skipped.expect("some records");
+    let [places] = &skipped.further[..] else { panic!("{skipped:?}") };
+    assert_eq!((places.validation, places.file.as_str()), (false, "x.gz"));
+    assert_eq!(places.distances[..3], [300, 3, 3]);
+    assert_eq!(100 + places.distances.len() as u64, skipped.train);
+    let last = 600 + (skipped.train - 120) - 1;
+    assert_eq!(places.distances.iter().sum::<u64>(), last, "{places:?}");
+}
+
+#[test]
 fn users_see_the_records_that_come_first_in_the_files_in_any_order_of_arrival() {
     let mut spec = skipping(1.0);
     spec.data.validation_fraction = None;
