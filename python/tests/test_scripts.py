@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import EBB, Cluster, Place, Process, needs
+from .conftest import EBB, Cluster, Place, Process, needs, needs_there
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 # Process 2 trains alone until it kills itself with a batch in its hands. Then process 1 takes a
 # batch and keeps it until somebody kills its agent. The others go on after that.

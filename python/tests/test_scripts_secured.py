@@ -7,12 +7,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from .conftest import EBB, Cluster, variables
+from .conftest import EBB, Cluster, needs_there, variables
 from .test_scripts import agent, code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 TRAIN = """
 import os, sys
