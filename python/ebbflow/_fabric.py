@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ebbflow._measured import Sums
 from ebbflow.session import Batch, Session
 
 _METHODS = ("log_train_metrics", "log_test_metrics", "on_train_begin", "on_train_end")
@@ -17,7 +18,7 @@ class Part(ABC):
     """What depends on the library in which a model is written."""
 
     @abstractmethod
-    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> list[str]:
+    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> dict[str, Sums]:
         """Take the data sets, and check what can be checked before a job. Returns the metrics."""
 
     @abstractmethod
@@ -25,11 +26,11 @@ class Part(ABC):
         """Take part in a job, with so many processes that load records of each data set."""
 
     @abstractmethod
-    def train(self, job: Session, batch: Batch) -> dict[str, float]:
+    def train(self, job: Session, batch: Batch) -> dict[str, Any]:
         """Step a batch. Returns its loss and its metrics."""
 
     @abstractmethod
-    def test(self, batch: Batch) -> dict[str, float]:
+    def test(self, batch: Batch) -> dict[str, Any]:
         """Return the loss and the metrics of a batch of test data."""
 
     @abstractmethod
@@ -149,5 +150,14 @@ def number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def shown(metrics: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={value:.4f}" for name, value in metrics.items())
+def measured(value: Any) -> Any:
+    """Return the value of a metric in an event. Some metrics have one for each class."""
+    return value if isinstance(value, list | dict) else number(value)
+
+
+def shown(metrics: Mapping[str, Any]) -> str:
+    texts = {
+        name: f"{value:.4f}" if isinstance(value, float | int) else str(value)
+        for name, value in metrics.items()
+    }
+    return " ".join(f"{name}={text}" for name, text in texts.items())

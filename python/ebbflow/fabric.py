@@ -26,13 +26,14 @@ from ebbflow._fabric import (
     checked_logger,
     is_keras,
     limits,
+    measured,
     number,
     pair,
     shown,
     whole,
 )
 from ebbflow._fabric_torch import TorchPart
-from ebbflow._measured import Given
+from ebbflow._measured import Sums
 from ebbflow.callbacks import Callback
 from ebbflow.keras._fabric import KerasPart
 from ebbflow.session import Batch, Session
@@ -66,8 +67,8 @@ class LoggerCallback:
         """Hear the numbers of a test.
 
         Args:
-            metrics: Values by name. In the driver means over all test data, in a worker those of
-                the part that it has just measured.
+            metrics: Values by name. In the driver those over all test data, in a worker those of
+                the part that it has just measured. A metric with a value for each class has a list.
             iteration: 0 in the driver. In a worker the parts that it has measured so far.
             epoch: The epoch.
         """
@@ -117,7 +118,8 @@ class FabricModel:
             optimizer of ``keras.optimizers``, or its name.
         metrics: Functions or callable objects ``metric(outputs, labels)`` that return a mean over a
             batch. Their names are those of the functions or classes. Of a Keras model what
-            ``compile`` takes, as far as they are means over records.
+            ``compile`` takes, as far as their variables are sums over records, such as means,
+            ``AUC`` and ``Precision``. Workers hear those of each batch alone.
         worker_logger_callback: Hears the numbers of each worker, in that worker.
         driver_logger_callback: Hears the numbers of the whole job, in one elected process.
         save_to_onnx: Write the final model to ``model.onnx``, in the folder that the variable
@@ -261,10 +263,10 @@ class _Loop:
         logger: LoggerCallback,
         job: Session,
         told: _Told,
-        metrics: Sequence[str],
+        metrics: dict[str, Sums],
     ) -> None:
         self._part = part
-        self._metrics = {name: Given(name) for name in metrics}
+        self._metrics = metrics
         self._logger = logger
         self._job = job
         self._told = told
@@ -273,6 +275,8 @@ class _Loop:
 
     def run(self) -> None:
         self._logger.on_train_begin()
+        # The driver may hear of evaluations before this process joined.
+        self._job._name(self._metrics)
         for epoch in self._job.epochs():
             for batch in epoch:
                 values = self._part.train(self._job, batch)
@@ -282,7 +286,7 @@ class _Loop:
             self._job.evaluate(self._test, self._metrics)
         self._logger.on_train_end()
 
-    def _test(self, batch: Batch) -> dict[str, float]:
+    def _test(self, batch: Batch) -> dict[str, Any]:
         values = self._part.test(batch)
         self._tested += 1
         if batch.epoch in self._told:
@@ -319,7 +323,7 @@ class _Driver(Callback):
             self._train(event)
         elif event.kind == "eval" and event["epoch"] in self._told:
             known = {"event", "sequence", "unix_ms", "epoch", "step"}
-            values = {name: number(value) for name, value in event.items() if name not in known}
+            values = {name: measured(value) for name, value in event.items() if name not in known}
             self._logger.log_test_metrics(values, 0, event["epoch"])
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
