@@ -24,6 +24,7 @@ from ebbflow._fabric import (
     batches,
     check_function,
     checked_logger,
+    fleet_of,
     is_keras,
     limits,
     measured,
@@ -184,7 +185,12 @@ class FabricModel:
         Args:
             epoch_number: Passes over the training data.
             batch_size: Records of a batch, on one device.
-            engines_number: Most devices that train at a time.
+            engines_number: Most devices that train at a time. Default: what
+                ``effective_batch_size`` needs. Without both the processes of the fleet, each with
+                one device: ``--workers`` of ``ebb run`` and ``ebb submit``, which processes get as
+                the variable ``EBBFLOW_WORKERS``. 1 where nobody knows the fleet, as for processes
+                that were started by hand. The number belongs to the job: it does not change with
+                the fleet.
             num_dataloader_threads: Processes that load records, for each data set. 0: none. With a
                 Keras model there are none.
             validation_freq: Epochs between two tests of which the loggers hear. They also hear of
@@ -206,12 +212,14 @@ class FabricModel:
         whole("num_dataloader_threads", num_dataloader_threads, 0)
         whole("validation_freq", validation_freq, 1)
         whole("checkpoint_freq", checkpoint_freq, 0)
-        engines, effective = batches(batch_size, engines_number, effective_batch_size)
+        fleet = fleet_of(os.environ)
+        engines, effective = batches(batch_size, engines_number, effective_batch_size, fleet)
         master = os.environ.get("EBBFLOW_MASTER")
-        if master is not None and engines_number is effective_batch_size is None:
+        if master is not None and engines_number is effective_batch_size is fleet is None:
             _LOG.warning(
-                "train got neither engines_number nor effective_batch_size, so an update has one "
-                "batch, and one process trains at a time; pass engines_number"
+                "train got neither engines_number nor effective_batch_size, and the variable "
+                "EBBFLOW_WORKERS does not say the number of processes, so an update has one batch, "
+                "and one process trains at a time; pass engines_number"
             )
         train, test = pair(self._datasets())
         metrics = self._part.prepare(train, test, self.seed, self._onnx)

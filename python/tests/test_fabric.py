@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbflow import errors  # noqa: E402
-from ebbflow._fabric import batches, limits, measured, shown  # noqa: E402
+from ebbflow._fabric import batches, fleet_of, limits, measured, shown  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
@@ -370,6 +370,19 @@ def test_sizes_of_batches(
     assert len(caught) == rounded
     if rounded:
         assert f"effective_batch_size = {effective} is no multiple" in str(caught[0].message)
+
+
+# S0-32
+def test_without_numbers_an_update_has_a_batch_of_each_process_of_the_fleet() -> None:
+    assert batches(32, None, None, 4) == (4, 128)
+    assert batches(32, 2, None, 4) == (2, 64)
+    assert batches(32, None, 64, 4) == (2, 64)
+    assert fleet_of({"EBBFLOW_MASTER": "x", "EBBFLOW_WORKERS": "4"}) == 4
+    # Started by hand, and alone.
+    assert fleet_of({"EBBFLOW_MASTER": "x"}) is fleet_of({"EBBFLOW_WORKERS": "4"}) is None
+    for text in ("0", "many", "1025"):
+        with pytest.raises(ValueError, match=f"EBBFLOW_WORKERS = '{text}': expected a number"):
+            fleet_of({"EBBFLOW_MASTER": "x", "EBBFLOW_WORKERS": text})
 
 
 # S0-36
