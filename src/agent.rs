@@ -285,6 +285,7 @@ impl Agent {
             ("EBBFLOW_MASTER", master.clone()),
             ("EBBFLOW_SCRIPT", script.to_string()),
             ("EBBFLOW_JOB", description.name.clone()),
+            ("EBBFLOW_WORKERS", description.processes.to_string()),
         ];
         let of_agent = of_agent.into_iter().map(|(name, value)| (name.to_owned(), value));
         let of_user =

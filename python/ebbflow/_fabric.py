@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ebbflow._measured import Sums
 from ebbflow.session import Batch, Session
 
 _METHODS = ("log_train_metrics", "log_test_metrics", "on_train_begin", "on_train_end")
@@ -17,7 +18,7 @@ class Part(ABC):
     """What depends on the library in which a model is written."""
 
     @abstractmethod
-    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> list[str]:
+    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> dict[str, Sums]:
         """Take the data sets, and check what can be checked before a job. Returns the metrics."""
 
     @abstractmethod
@@ -25,11 +26,11 @@ class Part(ABC):
         """Take part in a job, with so many processes that load records of each data set."""
 
     @abstractmethod
-    def train(self, job: Session, batch: Batch) -> dict[str, float]:
+    def train(self, job: Session, batch: Batch) -> dict[str, Any]:
         """Step a batch. Returns its loss and its metrics."""
 
     @abstractmethod
-    def test(self, batch: Batch) -> dict[str, float]:
+    def test(self, batch: Batch) -> dict[str, Any]:
         """Return the loss and the metrics of a batch of test data."""
 
     @abstractmethod
@@ -37,18 +38,26 @@ class Part(ABC):
         """Write the final model as ONNX."""
 
 
-def batches(batch_size: int, engines: int | None, effective: int | None) -> tuple[int, int]:
+#: Most processes of a job.
+_FLEET_MAX = 1024
+
+
+def batches(
+    batch_size: int, engines: int | None, effective: int | None, fleet: int | None = None
+) -> tuple[int, int]:
     """Return the number of devices and the records of an update.
 
     ``(32, 4, None)`` gives 4 and 128. ``(32, None, 100)`` gives 4 and 128, with a warning, because
-    an update consists of whole batches. Of both the larger number of devices counts.
+    an update consists of whole batches. Of both the larger number of devices counts. Without both
+    it is that of the fleet, and 1 if nobody knows the fleet: ``(32, None, None, 2)`` gives 2 and
+    64.
     """
     whole("batch_size", batch_size, 1)
     if engines is not None:
         whole("engines_number", engines, 1)
     if effective is None:
-        # At its submission a job has one process, with one device.
-        engines = engines or 1
+        # A process has one device.
+        engines = engines or fleet or 1
         return engines, batch_size * engines
     whole("effective_batch_size", effective, 1)
     parts = math.ceil(effective / batch_size)
@@ -60,6 +69,23 @@ def batches(batch_size: int, engines: int | None, effective: int | None) -> tupl
             stacklevel=3,
         )
     return max(engines or 1, parts), rounded
+
+
+def fleet_of(variables: Mapping[str, str]) -> int | None:
+    """Return the number of processes with which a script was started on a cluster, if it is known.
+
+    ``ebb run`` and ``ebb submit`` set it to their ``--workers``. It stays the same for a process
+    that is started later, so all processes describe the same job.
+
+    Raises:
+        ValueError: The variable is no such number.
+    """
+    text = variables.get("EBBFLOW_WORKERS", "").strip()
+    if not text or "EBBFLOW_MASTER" not in variables:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= _FLEET_MAX:
+        raise ValueError(f"EBBFLOW_WORKERS = {text!r}: expected a number from 1 to {_FLEET_MAX}")
+    return int(text)
 
 
 def is_keras(model: Any) -> bool:
@@ -149,5 +175,14 @@ def number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def shown(metrics: Mapping[str, float]) -> str:
-    return " ".join(f"{name}={value:.4f}" for name, value in metrics.items())
+def measured(value: Any) -> Any:
+    """Return the value of a metric in an event. Some metrics have one for each class."""
+    return value if isinstance(value, list | dict) else number(value)
+
+
+def shown(metrics: Mapping[str, Any]) -> str:
+    texts = {
+        name: f"{value:.4f}" if isinstance(value, float | int) else str(value)
+        for name, value in metrics.items()
+    }
+    return " ".join(f"{name}={text}" for name, text in texts.items())

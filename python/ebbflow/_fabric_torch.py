@@ -9,6 +9,7 @@ from typing import Any
 
 import ebbflow
 from ebbflow._fabric import Part, check_function
+from ebbflow._measured import Given, Sums
 from ebbflow.export import onnx, require_onnx
 from ebbflow.session import Batch, Session
 
@@ -37,11 +38,11 @@ class TorchPart(Part):
         self._data: tuple[Any, Any] = (None, None)
         self._inputs: Any = None
 
-    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> list[str]:
+    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> dict[str, Sums]:
         self._data = train, test
         self._device = _device(self._model)
         self._inputs = self._example(train) if to_onnx else None
-        return list(self._metrics)
+        return {name: Given(name) for name in self._metrics}
 
     def join(self, batch_size: int, loaders: int, **options: Any) -> Session:
         from torch.utils.data import DataLoader

@@ -25,9 +25,11 @@ class Sums(ABC):
     Attributes:
         is_mean: Whether its numbers are a sum and its count, whose quotient is the value. Then the
             master knows the value, and all programs that watch the job do.
+        needs_outputs: Whether it computes its numbers of the outputs of the model.
     """
 
     is_mean = False
+    needs_outputs = True
 
     @abstractmethod
     def of(self, found: Mapping[str, Any], records: int) -> list[float]:
@@ -45,6 +47,7 @@ class Given(Sums):
     """The mean over records of a value that the function of the user returned itself."""
 
     is_mean = True
+    needs_outputs = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -152,17 +155,21 @@ class Keras(Sums):
             )
 
     def of(self, found: Mapping[str, Any], records: int) -> list[float]:
+        self._metric.reset_state()
+        self._metric.update_state(found["labels"], found["outputs"])
+        numbers = self._numbers()
+        self._metric.reset_state()
+        return numbers
+
+    def _numbers(self) -> list[float]:
+        """Return what the metric has counted since it was reset."""
         import keras
         import numpy as np
 
-        metric = self._metric
-        metric.reset_state()
-        metric.update_state(found["labels"], found["outputs"])
         numbers: list[float] = []
-        for variable in metric.variables:
+        for variable in self._metric.variables:
             values = np.asarray(keras.ops.convert_to_numpy(variable.value), dtype=np.float64)
             numbers += values.reshape(-1).tolist()
-        metric.reset_state()
         return numbers
 
     def value(self, sums: Sequence[float]) -> Any:
@@ -184,6 +191,15 @@ class Keras(Sums):
         value = plain(metric.result())
         metric.reset_state()
         return value
+
+
+class Counted(Keras):
+    """A metric of Keras that the caller has reset, and updated with the batch alone."""
+
+    needs_outputs = False
+
+    def of(self, found: Mapping[str, Any], records: int) -> list[float]:
+        return self._numbers()
 
 
 def metrics_of(metrics: Any) -> dict[str, Sums]:
@@ -227,7 +243,7 @@ def parts(found: Mapping[str, Any], batch: Any, metrics: Mapping[str, Sums]) -> 
     Raises:
         TypeError: A metric needs outputs, and there are none.
     """
-    wanting = [name for name, metric in metrics.items() if not isinstance(metric, Given)]
+    wanting = [name for name, metric in metrics.items() if metric.needs_outputs]
     if not wanting:
         return found
     if "outputs" not in found:

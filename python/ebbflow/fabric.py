@@ -24,15 +24,17 @@ from ebbflow._fabric import (
     batches,
     check_function,
     checked_logger,
+    fleet_of,
     is_keras,
     limits,
+    measured,
     number,
     pair,
     shown,
     whole,
 )
 from ebbflow._fabric_torch import TorchPart
-from ebbflow._measured import Given
+from ebbflow._measured import Sums
 from ebbflow.callbacks import Callback
 from ebbflow.keras._fabric import KerasPart
 from ebbflow.session import Batch, Session
@@ -66,8 +68,8 @@ class LoggerCallback:
         """Hear the numbers of a test.
 
         Args:
-            metrics: Values by name. In the driver means over all test data, in a worker those of
-                the part that it has just measured.
+            metrics: Values by name. In the driver those over all test data, in a worker those of
+                the part that it has just measured. A metric with a value for each class has a list.
             iteration: 0 in the driver. In a worker the parts that it has measured so far.
             epoch: The epoch.
         """
@@ -117,7 +119,8 @@ class FabricModel:
             optimizer of ``keras.optimizers``, or its name.
         metrics: Functions or callable objects ``metric(outputs, labels)`` that return a mean over a
             batch. Their names are those of the functions or classes. Of a Keras model what
-            ``compile`` takes, as far as they are means over records.
+            ``compile`` takes, as far as their variables are sums over records, such as means,
+            ``AUC`` and ``Precision``. Workers hear those of each batch alone.
         worker_logger_callback: Hears the numbers of each worker, in that worker.
         driver_logger_callback: Hears the numbers of the whole job, in one elected process.
         save_to_onnx: Write the final model to ``model.onnx``, in the folder that the variable
@@ -182,7 +185,12 @@ class FabricModel:
         Args:
             epoch_number: Passes over the training data.
             batch_size: Records of a batch, on one device.
-            engines_number: Most devices that train at a time.
+            engines_number: Most devices that train at a time. Default: what
+                ``effective_batch_size`` needs. Without both the processes of the fleet, each with
+                one device: ``--workers`` of ``ebb run`` and ``ebb submit``, which processes get as
+                the variable ``EBBFLOW_WORKERS``. 1 where nobody knows the fleet, as for processes
+                that were started by hand. The number belongs to the job: it does not change with
+                the fleet.
             num_dataloader_threads: Processes that load records, for each data set. 0: none. With a
                 Keras model there are none.
             validation_freq: Epochs between two tests of which the loggers hear. They also hear of
@@ -204,12 +212,14 @@ class FabricModel:
         whole("num_dataloader_threads", num_dataloader_threads, 0)
         whole("validation_freq", validation_freq, 1)
         whole("checkpoint_freq", checkpoint_freq, 0)
-        engines, effective = batches(batch_size, engines_number, effective_batch_size)
+        fleet = fleet_of(os.environ)
+        engines, effective = batches(batch_size, engines_number, effective_batch_size, fleet)
         master = os.environ.get("EBBFLOW_MASTER")
-        if master is not None and engines_number is effective_batch_size is None:
+        if master is not None and engines_number is effective_batch_size is fleet is None:
             _LOG.warning(
-                "train got neither engines_number nor effective_batch_size, so an update has one "
-                "batch, and one process trains at a time; pass engines_number"
+                "train got neither engines_number nor effective_batch_size, and the variable "
+                "EBBFLOW_WORKERS does not say the number of processes, so an update has one batch, "
+                "and one process trains at a time; pass engines_number"
             )
         train, test = pair(self._datasets())
         metrics = self._part.prepare(train, test, self.seed, self._onnx)
@@ -261,10 +271,10 @@ class _Loop:
         logger: LoggerCallback,
         job: Session,
         told: _Told,
-        metrics: Sequence[str],
+        metrics: dict[str, Sums],
     ) -> None:
         self._part = part
-        self._metrics = {name: Given(name) for name in metrics}
+        self._metrics = metrics
         self._logger = logger
         self._job = job
         self._told = told
@@ -273,6 +283,8 @@ class _Loop:
 
     def run(self) -> None:
         self._logger.on_train_begin()
+        # The driver may hear of evaluations before this process joined.
+        self._job._name(self._metrics)
         for epoch in self._job.epochs():
             for batch in epoch:
                 values = self._part.train(self._job, batch)
@@ -282,7 +294,7 @@ class _Loop:
             self._job.evaluate(self._test, self._metrics)
         self._logger.on_train_end()
 
-    def _test(self, batch: Batch) -> dict[str, float]:
+    def _test(self, batch: Batch) -> dict[str, Any]:
         values = self._part.test(batch)
         self._tested += 1
         if batch.epoch in self._told:
@@ -319,7 +331,7 @@ class _Driver(Callback):
             self._train(event)
         elif event.kind == "eval" and event["epoch"] in self._told:
             known = {"event", "sequence", "unix_ms", "epoch", "step"}
-            values = {name: number(value) for name, value in event.items() if name not in known}
+            values = {name: measured(value) for name, value in event.items() if name not in known}
             self._logger.log_test_metrics(values, 0, event["epoch"])
 
     def on_end(self, summary: Mapping[str, Any]) -> None:

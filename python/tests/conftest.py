@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -44,6 +45,19 @@ def needs(*modules: str) -> Any:
     find = importlib.import_module if required else pytest.importorskip
     first, *_ = [find(name) for name in modules]
     return first
+
+
+def needs_there(*modules: str, required: bool = False) -> None:
+    """Skip without these modules, and import none: processes of the tests import them.
+
+    The process of the tests would spend seconds on each. With ``EBB_REQUIRE_ALL=1`` a missing one
+    fails the test if it is ``required``.
+    """
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        said = f"no {', '.join(missing)}"
+        assert not required or os.environ.get("EBB_REQUIRE_ALL") != "1", said
+        pytest.skip(said, allow_module_level=True)
 
 
 def needs_programs(*programs: str, packages: str) -> None:
@@ -193,11 +207,11 @@ class Script:
 
 
 class Place:
-    """A master with two ps, for scripts. Everything that was started here ends with the test."""
+    """A master with two ps, for scripts. Those that were started here end with the test."""
 
-    def __init__(self, folder: Path) -> None:
-        self.cluster = Cluster(folder, workers=0)
-        self.client = ebbflow.Client(self.cluster.url)
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.client = ebbflow.Client(cluster.url)
         self.scripts: list[Script] = []
 
     def script(self, script: Path, *arguments: str, gate: str = "none") -> Script:
@@ -224,13 +238,30 @@ class Place:
     def stop(self) -> None:
         for script in self.scripts:
             script.kill()
-        self.cluster.stop()
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """Give a master with two ps and no worker."""
-    place = Place(tmp_path)
+    """Give a master with two ps and no worker, which the test may damage."""
+    cluster = Cluster(tmp_path, workers=0)
+    place = Place(cluster)
+    yield place
+    place.stop()
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster_of_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Give a master with two ps and no worker, which the tests of a file share."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), workers=0)
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def shared(cluster_of_file: Cluster) -> Iterator[Place]:
+    """Give the cluster of the file. The test leaves it whole, and its jobs have their own names."""
+    place = Place(cluster_of_file)
     yield place
     place.stop()
 

@@ -19,14 +19,15 @@ import pytest
 from ebbflow import errors
 from ebbflow.launchers.compose import engine_cpus
 
+from .conftest import needs_there
 from .docker import docker, environment, image_for_this_python, needs_compose
 from .test_estimator_cluster import HOLDS, estimator, sha256
 from .test_estimator_cluster import data as data
 from .test_estimator_cluster import source as source
 from .test_estimator_cluster import temporary as temporary
-from .test_launcher import SCRIPT as WAITS
+from .test_launcher import WAITS
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 WRITES = """try:
     (Path(args.train) / "written").touch()
@@ -150,7 +151,7 @@ def test_containers_are_removed_with_their_launch(tmp_path: Path, image: str, fo
     script.parent.mkdir()
     script.write_text(WAITS)
     out = tmp_path / "out"
-    launch = ebbflow.launch(script, ["wait"], out=out, on="compose", image=image, mounts=PYTHON)
+    launch = ebbflow.launch(script, out=out, on="compose", image=image, mounts=PYTHON)
     next(line for line in launch.logs() if "| process" in line)
     project = project_of(out)
     assert len(left("container", project)) == 3, "a master, a ps and an agent"

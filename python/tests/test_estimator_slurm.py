@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from ebbflow import errors
 
+from .conftest import needs_there
 from .test_estimator_cluster import HOLDS, estimator, sha256
 from .test_estimator_cluster import data as data
 from .test_estimator_cluster import source as source
@@ -17,7 +18,7 @@ from .test_estimator_cluster import temporary as temporary
 from .test_launchers_slurm import jobs
 from .test_launchers_slurm import slurm as slurm
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 
 def test_S2_20_a_lost_job_of_slurm_is_replaced_and_the_model_has_the_same_bytes(

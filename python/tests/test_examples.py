@@ -12,11 +12,9 @@ import sys
 import tarfile
 from pathlib import Path
 
-import pytest
+from .conftest import Place, Script, needs, needs_there
 
-from .conftest import Place, Script, needs
-
-pytest.importorskip("torch")
+needs_there("torch")
 
 MNIST = Path(__file__).parents[2] / "examples/python/mnist"
 
@@ -31,6 +29,18 @@ TEXT = MNIST.parent / "text"
 IMAGENET = MNIST.parent / "imagenet/train.py"
 
 ESTIMATOR = MNIST.parent / "estimator/fit.py"
+
+#: Says whether the script takes itself for a sandbox: without its variable, and with values of it.
+SANDBOXES = """
+import os, runpy, sys
+
+found = []
+for value in (None, "", "0", "1"):
+    if value is not None:
+        os.environ["SANDBOX"] = value
+    found.append(runpy.run_path(sys.argv[1])["SANDBOX"])
+print(found)
+"""
 
 #: A short training.
 ARGUMENTS = ("--epochs", "3")
@@ -70,24 +80,9 @@ def test_the_script_reaches_what_it_reached_before_it_was_changed() -> None:
     assert before >= 0.9 and after >= 0.9
 
 
-def test_alone_and_in_several_processes_the_bits_are_the_same(place: Place) -> None:
+def test_alone_and_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place) -> None:
     alone = Script(None, TRAIN, *ARGUMENTS).result()
     assert alone["metrics"]["accuracy"] > 0.8
-    scripts = [place.script(TRAIN, *ARGUMENTS, gate="join") for _ in range(3)]
-    for script in scripts:
-        script.arrive()
-    place.wait_for_workers("script", 3)
-    for script in scripts:
-        script.go()
-    found = [script.result() for script in scripts]
-    assert {process["sha"] for process in found} == {alone["sha"]}
-    assert all(process["metrics"] == alone["metrics"] for process in found)
-    assert all(process["history"] == alone["history"] for process in found)
-    assert [process["elected"] for process in found].count(True) == 1
-
-
-def test_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place) -> None:
-    alone = Script(None, TRAIN, *ARGUMENTS).result()
     killed = place.script(TRAIN, *ARGUMENTS, gate="30")
     # In the second epoch, with a batch in its hands.
     killed.arrive()
@@ -103,6 +98,7 @@ def test_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place)
         script.go()
     found = [script.result() for script in (stays, added)]
     assert {process["sha"] for process in found} == {alone["sha"]}
+    assert all(process["metrics"] == alone["metrics"] for process in found)
     assert all(process["history"] == alone["history"] for process in found)
     assert [process["elected"] for process in found].count(True) == 1
 
@@ -110,11 +106,11 @@ def test_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place)
 def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbox(
     tmp_path: Path,
 ) -> None:
-    def start(*arguments: str, **variables: str) -> str:
+    def start(*arguments: str) -> str:
         kept = {name: value for name, value in os.environ.items() if name != "SANDBOX"}
         ended = subprocess.run(
             [sys.executable, *arguments],
-            env={**kept, "EBBFLOW_CACHE": str(tmp_path), **variables},
+            env={**kept, "EBBFLOW_CACHE": str(tmp_path)},
             capture_output=True,
             text=True,
             check=True,
@@ -126,25 +122,15 @@ def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbo
     assert len(accuracies) == 10 and float(accuracies[-1]) >= 0.9
     # The same line, with the same path of the kept model.
     assert start(str(FLOW)) == first
-    code = "import runpy, sys; print(runpy.run_path(sys.argv[1])['SANDBOX'])"
-    assert start("-c", code, str(FLOW)) == "False\n"
-    for value, expected in [("", "False\n"), ("0", "False\n"), ("1", "True\n")]:
-        assert start("-c", code, str(FLOW), SANDBOX=value) == expected
+    assert start("-c", SANDBOXES, str(FLOW)) == "[False, False, False, True]\n"
 
 
 # S0-14
-def test_a_script_of_fabric_models_has_one_line_changed_and_trains(place: Place) -> None:
+def test_a_script_of_fabric_models_has_one_line_changed_and_trains() -> None:
     lines = [line for line in FABRIC.read_text().splitlines() if "ebbflow" in line]
     assert len(lines) == 1 and lines[0].endswith("# was: from fabric_model import FabricModel")
-    alone = Script(None, FABRIC).result()
-    assert alone["metrics"]["accuracy"] > 0.9
-    scripts = [place.script(FABRIC, gate="join") for _ in range(2)]
-    for script in scripts:
-        script.arrive()
-    place.wait_for_workers("train", 2)
-    for script in scripts:
-        script.go()
-    assert {script.result()["sha"] for script in scripts} == {alone["sha"]}
+    # `test_fabric_cluster.py` has several processes.
+    assert Script(None, FABRIC).result()["metrics"]["accuracy"] > 0.9
 
 
 def test_reviews_are_learnt_from_files_that_their_program_writes(tmp_path: Path) -> None:
@@ -166,8 +152,9 @@ def test_images_are_learnt_from_folders_by_a_loader_with_processes(tmp_path: Pat
 
 def test_S2_02_S2_09_an_estimator_finds_the_accuracy_and_leaves_a_model(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, ESTIMATOR, "--place", tmp_path, *ARGUMENTS],
-        env={**os.environ, "EBBFLOW_WORKERS_MAX": "2"},
+        # `test_estimator_cluster.py` has several instances.
+        [sys.executable, ESTIMATOR, "--place", tmp_path, "--instances", "1", *ARGUMENTS],
+        env={**os.environ, "EBBFLOW_WORKERS_MAX": "1"},
         capture_output=True,
         text=True,
         check=True,

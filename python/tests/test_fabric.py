@@ -18,7 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ebbflow import errors  # noqa: E402
-from ebbflow._fabric import batches, limits  # noqa: E402
+from ebbflow._fabric import batches, fleet_of, limits, measured, shown  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
@@ -182,6 +182,11 @@ def test_metrics_have_names_and_are_measured_in_training_and_tests() -> None:
         assert found["accuracy"] == pytest.approx(float(accuracy(model(x), y)), abs=1e-6)
         assert found["Confidence"] == pytest.approx(Confidence()(model(x), y), abs=1e-5)
     assert made.job is not None and made.job.metrics["Confidence"] == found["Confidence"]
+
+
+def test_a_value_for_each_class_is_shown_beside_single_values() -> None:
+    assert shown({"loss": 0.25, "f1": [0.5, 1.0]}) == "loss=0.2500 f1=[0.5, 1.0]"
+    assert measured([0.5, 1.0]) == [0.5, 1.0] and math.isnan(measured(None))
 
 
 # S0-24
@@ -365,6 +370,19 @@ def test_sizes_of_batches(
     assert len(caught) == rounded
     if rounded:
         assert f"effective_batch_size = {effective} is no multiple" in str(caught[0].message)
+
+
+# S0-32
+def test_without_numbers_an_update_has_a_batch_of_each_process_of_the_fleet() -> None:
+    assert batches(32, None, None, 4) == (4, 128)
+    assert batches(32, 2, None, 4) == (2, 64)
+    assert batches(32, None, 64, 4) == (2, 64)
+    assert fleet_of({"EBBFLOW_MASTER": "x", "EBBFLOW_WORKERS": "4"}) == 4
+    # Started by hand, and alone.
+    assert fleet_of({"EBBFLOW_MASTER": "x"}) is fleet_of({"EBBFLOW_WORKERS": "4"}) is None
+    for text in ("0", "many", "1025"):
+        with pytest.raises(ValueError, match=f"EBBFLOW_WORKERS = '{text}': expected a number"):
+            fleet_of({"EBBFLOW_MASTER": "x", "EBBFLOW_WORKERS": text})
 
 
 # S0-36

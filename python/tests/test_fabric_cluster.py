@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import Place, Script
+from .conftest import Place, Script, needs_there
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 SCRIPT = """
 import json, os, sys
@@ -67,12 +67,20 @@ edt_model.train(3, 8, engines_number=4, num_dataloader_threads=0)
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the script's file."""
-    path = tmp_path / "script.py"
+    path = tmp_path_factory.mktemp("fabric") / "script.py"
     path.write_text(SCRIPT)
     return path
+
+
+@pytest.fixture(scope="module")
+def alone(script: Path) -> tuple[str, list[Any]]:
+    """Give the hash of the model of one process, and what the driver heard there."""
+    sha = Script(None, script, str(script.parent), "alone", "0").result()["sha"]
+    (driver,) = heard(script.parent, "alone", "driver")
+    return sha, driver
 
 
 def heard(folder: Path, name: str, role: str) -> list[list[Any]]:
@@ -87,28 +95,23 @@ def without_workers(calls: list[Any]) -> list[Any]:
 
 # S0-25, S0-46, S0-47, S0-48, S0-49
 def test_the_driver_hears_the_same_averages_for_any_fleet(
-    place: Place, script: Path, tmp_path: Path
+    shared: Place, script: Path, tmp_path: Path, alone: tuple[str, list[Any]]
 ) -> None:
     folder = str(tmp_path)
-    alone = Script(None, script, folder, "alone", "0").result()
-    one = place.script(script, folder, "one", "0").result()
-    three = [place.script(script, folder, "three", "0", gate="join") for _ in range(3)]
+    three = [shared.script(script, folder, "three", "0", gate="join") for _ in range(3)]
     for process in three:
         process.arrive()
-    place.wait_for_workers("three", 3)
+    shared.wait_for_workers("three", 3)
     for process in three:
         process.go()
-    found = [process.result() for process in three]
-    assert {one["sha"], alone["sha"], *(process["sha"] for process in found)} == {alone["sha"]}
-    (driver,) = heard(tmp_path, "alone", "driver")
+    sha, driver = alone
+    assert {process.result()["sha"] for process in three} == {sha}
     # 50 batches of an epoch are 13 updates.
     assert [call[0] for call in driver] == ["begin", *([*["train"] * 13, "test"] * 3), "end"]
     assert [call[2] for call in driver if call[0] == "train"][12::13] == [50, 100, 150]
-    for name in ("one", "three"):
-        (other,) = heard(tmp_path, name, "driver")
-        assert without_workers(other) == without_workers(driver)
-    # The workers that there are.
     (of_three,) = heard(tmp_path, "three", "driver")
+    assert without_workers(of_three) == without_workers(driver)
+    # The workers that there are.
     assert {call[4] for call in of_three if call[0] == "train"} == {3}
     # Each worker hears of its own batches, and counts them.
     workers = heard(tmp_path, "three", "worker")
@@ -124,41 +127,38 @@ def test_the_driver_hears_the_same_averages_for_any_fleet(
 
 
 # S0-32
-def test_no_more_processes_train_than_engines_number(
-    place: Place, script: Path, tmp_path: Path
-) -> None:
-    folder = str(tmp_path)
+def test_no_more_processes_train_than_engines_number(shared: Place, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT.replace("engines_number=4", "engines_number=2"))
-    alone = Script(None, script, folder, "alone", "0").result()
-    three = [place.script(script, folder, "three", "0", gate="join") for _ in range(3)]
+    arguments = (str(tmp_path), "limited", "0")
+    three = [shared.script(script, *arguments, gate="join") for _ in range(3)]
     for process in three:
         process.arrive()
-    place.wait_for_workers("three", 2)
+    shared.wait_for_workers("limited", 2)
     for process in three:
         process.go()
-    assert {process.result()["sha"] for process in three} == {alone["sha"]}
-    drivers = heard(tmp_path, "three", "driver")
+    assert len({process.result()["sha"] for process in three}) == 1
+    drivers = heard(tmp_path, "limited", "driver")
     workers = {call[4] for calls in drivers for call in calls if call[0] == "train"}
     assert workers and max(workers) == 2
 
 
 # S0-01, S0-26
 def test_another_process_is_elected_when_the_driver_dies(
-    place: Place, script: Path, tmp_path: Path
+    shared: Place, script: Path, tmp_path: Path, alone: tuple[str, list[Any]]
 ) -> None:
     folder = str(tmp_path)
-    alone = Script(None, script, folder, "alone", "0").result()
     # It stops in the 20th call of its logger, or in its 140th batch if it is not elected before.
-    dies = place.script(script, folder, "dies", "20", gate="140")
+    dies = shared.script(script, folder, "dies", "20", gate="140")
     dies.arrive()
     before = heard(tmp_path, "dies", "driver")
-    stays = place.script(script, folder, "dies", "0", gate="join")
+    stays = shared.script(script, folder, "dies", "0", gate="join")
     stays.arrive()
-    place.wait_for_workers("dies", 2)
+    shared.wait_for_workers("dies", 2)
     dies.kill()
     stays.go()
-    assert stays.result()["sha"] == alone["sha"]
-    (driver,) = heard(tmp_path, "alone", "driver")
+    sha, driver = alone
+    assert stays.result()["sha"] == sha
     calls = [without_workers(calls) for calls in heard(tmp_path, "dies", "driver")]
     # The last one that was elected heard all, and the one before it a part. Nobody heard one twice.
     assert without_workers(driver) in calls and len(calls) == len(before) + 1

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import DIGITS, Place, Process, Script
+from .conftest import DIGITS, Cluster, Place, Process, Script, needs_there
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 SCRIPT = """
 import sys
@@ -49,9 +49,11 @@ PARTITION = r"partition \d on ps `ps-[^`]+` at http://127\.0\.0\.1:\d+"
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Give a master that never misses a stopped ps, two ps, and no worker."""
     monkeypatch.setenv("EBB_MASTER_DEATH", "1h")
-    place = Place(tmp_path)
+    cluster = Cluster(tmp_path, workers=0)
+    place = Place(cluster)
     yield place
     place.stop()
+    cluster.stop()
 
 
 @pytest.fixture

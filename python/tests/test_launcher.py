@@ -13,7 +13,9 @@ import ebbflow
 import pytest
 from ebbflow import errors
 
-pytest.importorskip("torch")
+from .conftest import needs_there
+
+needs_there("torch")
 
 SCRIPT = """
 import os, sys, time, torch, ebbflow
@@ -32,6 +34,14 @@ with ebbflow.join(model, optimizer, source, micro=4, epochs=1, name="mine") as j
                 time.sleep(600)
             job.step(model(batch.x).mean())
 print("of", os.environ.get("OWN"), os.getcwd(), sys.argv[1:], flush=True)
+"""
+
+#: Waits until it is ended, without a job: for tests that are about processes alone.
+WAITS = """
+import os, time
+
+print("process", os.getpid(), os.getppid(), flush=True)
+time.sleep(600)
 """
 
 
@@ -121,6 +131,8 @@ def test_what_ebb_run_does_not_take_is_refused(tmp_path: Path, script: Path) -> 
 
 
 def test_an_exception_of_the_listener_ends_the_launch(tmp_path: Path, script: Path) -> None:
+    script.write_text(WAITS)
+
     def listen(line: str) -> None:
         if "| process" in line:
             raise LookupError("enough")
@@ -134,6 +146,7 @@ def test_an_exception_of_the_listener_ends_the_launch(tmp_path: Path, script: Pa
 def test_all_processes_end_with_the_program_that_launched_them(
     tmp_path: Path, script: Path
 ) -> None:
+    script.write_text(WAITS)
     program = (
         "import ebbflow, sys\n"
         f"launch = ebbflow.launch({str(script)!r}, ['wait'], out={str(tmp_path / 'out')!r})\n"
@@ -142,7 +155,7 @@ def test_all_processes_end_with_the_program_that_launched_them(
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as it:
         assert it.stdout is not None
-        process = next(line for line in it.stdout if "| process" in line).split()[-1]
+        process = next(line for line in it.stdout if "| process" in line).split()[-2]
         it.send_signal(signal.SIGKILL)
     ended(int(process))
 

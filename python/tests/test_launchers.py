@@ -16,10 +16,11 @@ from ebbflow import errors
 from ebbflow.launchers.cluster import RESTARTS_MAX, RESTARTS_SECS, Restarts
 from ebbflow.launchers.platform import Guard, last_lines, url_in
 
-from .test_launcher import SCRIPT, ended
+from .conftest import needs_there
+from .test_launcher import SCRIPT, WAITS, ended
 from .test_scripts import TRAIN, code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 
 def children(process: int) -> Iterator[int]:
@@ -110,9 +111,9 @@ def test_everything_is_taken_away_when_a_launch_is_cancelled(tmp_path: Path, for
 def test_a_launch_fails_with_its_master_and_says_what_it_said(tmp_path: Path) -> None:
     script = tmp_path / "code/train.py"
     script.parent.mkdir()
-    script.write_text(SCRIPT)
-    launch = ebbflow.launch(script, ["wait"], out=tmp_path / "out", on="local")
-    process = int(next(line for line in launch.logs() if "| process" in line).split()[-1])
+    script.write_text(WAITS)
+    launch = ebbflow.launch(script, out=tmp_path / "out", on="local")
+    process = int(next(line for line in launch.logs() if "| process" in line).split()[-2])
     os.kill(role(launch, "master"), signal.SIGKILL)
     with pytest.raises(
         errors.ScriptError, match="master was ended by SIGKILL; it said last"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -18,54 +19,57 @@ import ebbflow
 import pytest
 from ebbflow import errors
 
-from .conftest import EBB, needs_programs
-from .test_launcher import SCRIPT, ended
+from .conftest import EBB, needs_programs, needs_there
+from .test_launcher import WAITS, ended
 from .test_launchers import losing, wait_for
 from .test_scripts import code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 IMAGE = "registry.example/train:1"
 
 
-def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Path:
-    """Return the file that a launch without kubectl leaves."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    with monkeypatch.context() as without:
-        without.setenv("PATH", str(tmp_path))
+@pytest.fixture(scope="module")
+def manifests(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the content of the file that a launch without kubectl leaves."""
+    folder = tmp_path_factory.mktemp("manifests")
+    script = folder / "train.py"
+    script.write_text(WAITS)
+    settings: dict[str, Any] = {"workers": 2, "ps": 2, "gpu": True, "cpus": 4}
+    with pytest.MonkeyPatch.context() as without:
+        without.setenv("PATH", str(folder))
         launch = ebbflow.launch(
-            script, out=tmp_path / "out", on="kubernetes", image=IMAGE, workers=2, ps=2, **more
+            script, out=folder / "out", on="kubernetes", image=IMAGE, **settings
         )
         with pytest.raises(errors.ScriptError, match="no kubectl on PATH, so nothing was started"):
             launch.wait()
-    return tmp_path / "out/kubernetes.yaml"
+    return (folder / "out/kubernetes.yaml").read_text()
 
 
-def test_manifests_fit_the_schemas_of_kubernetes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@functools.cache
+def words_of_help(verb: str) -> frozenset[str]:
+    command = [str(EBB), verb, "--help"]
+    said = subprocess.run(command, check=True, capture_output=True, text=True)
+    return frozenset(said.stdout.split())
+
+
+def test_manifests_fit_the_schemas_of_kubernetes(tmp_path: Path, manifests: str) -> None:
     validator = os.environ.get("EBB_KUBERNETES_VALIDATE", "kubernetes-validate")
     needs_programs(validator, packages="kubernetes-validate of PyPI")
-    path = manifests(tmp_path, monkeypatch, gpu=True, cpus=4)
 
     def validate(text: str) -> int:
         (tmp_path / "given.yaml").write_text(text)
         command = [validator, "--strict", "--quiet", "-k", "1.30.0", str(tmp_path / "given.yaml")]
         return subprocess.run(command, check=False, capture_output=True).returncode
 
-    text = path.read_text()
-    assert validate(text) == 0
+    assert validate(manifests) == 0
     # A validator that accepts everything would be no check.
     for right, wrong in (("backoffLimit", "backOffLimit"), ('"port": 4700', '"port": [4700]')):
-        assert right in text and validate(text.replace(right, wrong)) != 0
+        assert right in manifests and validate(manifests.replace(right, wrong)) != 0
 
 
-def test_manifests_have_every_role_and_flags_that_ebb_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = manifests(tmp_path, monkeypatch, gpu=True, cpus=4)
-    objects = [json.loads(part) for part in path.read_text().split("---\n") if part]
+def test_manifests_have_every_role_and_flags_that_ebb_has(manifests: str) -> None:
+    objects = [json.loads(part) for part in manifests.split("---\n") if part]
     kinds = [found["kind"] for found in objects]
     assert sorted(kinds) == ["Job"] * 5 + ["NetworkPolicy", "Service"]
     launch = {found["metadata"]["labels"]["ebbflow/launch"] for found in objects}
@@ -80,11 +84,8 @@ def test_manifests_have_every_role_and_flags_that_ebb_has(
         (container,) = pod["containers"]
         verb, *arguments = container["args"]
         assert container["image"] == IMAGE
-        help_of_verb = subprocess.run(
-            [EBB, verb, "--help"], check=True, capture_output=True, text=True
-        ).stdout.split()
         flags = [argument for argument in arguments if argument.startswith("--")]
-        assert flags and all(flag in help_of_verb for flag in flags), flags
+        assert flags and all(flag in words_of_help(verb) for flag in flags), flags
         is_agent = name.startswith("agent")
         assert container["resources"]["requests"] == {"cpu": "4" if is_agent else "1"}
         assert ("limits" in container["resources"]) == is_agent
@@ -126,9 +127,9 @@ def test_a_lost_pod_changes_no_bit(tmp_path: Path, cluster: Path) -> None:
 def test_pods_are_deleted_with_their_launch(tmp_path: Path, cluster: Path, force: bool) -> None:
     script = tmp_path / "code/train.py"
     script.parent.mkdir()
-    script.write_text(SCRIPT)
-    launch = ebbflow.launch(script, ["wait"], out=tmp_path / "out", on="kubernetes", image=IMAGE)
-    process = int(next(line for line in launch.logs() if "| process" in line).split()[-1])
+    script.write_text(WAITS)
+    launch = ebbflow.launch(script, out=tmp_path / "out", on="kubernetes", image=IMAGE)
+    process = int(next(line for line in launch.logs() if "| process" in line).split()[-2])
     launch.cancel(force=force)
     with pytest.raises(errors.JobCancelledError):
         launch.wait()
@@ -143,7 +144,7 @@ def test_what_kubernetes_refuses_is_told_and_the_rest_is_deleted(
     tmp_path: Path, cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(WAITS)
     with pytest.raises(errors.InvalidJobError, match="--image: missing"):
         ebbflow.launch(script, out=tmp_path / "out", on="kubernetes").wait()
     monkeypatch.setenv("KUBECTL_REFUSES", "ps-0")

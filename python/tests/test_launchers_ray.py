@@ -17,12 +17,12 @@ import ebbflow
 import pytest
 from ebbflow import errors
 
-from .conftest import needs
-from .test_launcher import SCRIPT, ended
+from .conftest import needs_there
+from .test_launcher import WAITS, ended
 from .test_launchers import losing, wait_for
 from .test_scripts import TRAIN, code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 #: Names the node for its processes.
 NODE = "NODE_OF_TEST"
@@ -67,28 +67,31 @@ class Node:
         self.child.wait()
 
 
-@pytest.fixture
-def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Node]]:
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     """Give a Ray cluster whose first node has three places, and whose second one has one."""
-    needs("ray")
+    needs_there("ray", required=True)
+    folder = tmp_path_factory.mktemp("ray")
     # Names of sockets have a limit.
-    temporary = Path("/tmp") / f"ray-{os.getpid()}-{tmp_path.name[-8:]}"
+    temporary = Path("/tmp") / f"ray-{os.getpid()}"
     started: list[Node] = []
     try:
         head = ["--head", "--port=0", "--include-dashboard=false"]
         # Otherwise it is the same one in all clusters. Nobody uses it.
         head.append(f"--ray-client-server-port={free_port()}")
-        started.append(Node(tmp_path, "first", 3, *head, f"--temp-dir={temporary}"))
+        started.append(Node(folder, "first", 3, *head, f"--temp-dir={temporary}"))
         address = started[0].address()
-        started.append(Node(tmp_path, "second", 1, f"--address={address}"))
-        monkeypatch.setenv("RAY_ADDRESS", address)
-        yield started
+        started.append(Node(folder, "second", 1, f"--address={address}"))
+        with pytest.MonkeyPatch.context() as variables:
+            variables.setenv("RAY_ADDRESS", address)
+            yield started
     finally:
         for node in reversed(started):
             node.stop(signal.SIGKILL)
         subprocess.run(["rm", "-rf", temporary], check=True)
 
 
+# The others need the places of the first node alone.
 def test_a_lost_node_changes_no_bit(tmp_path: Path, nodes: list[Node]) -> None:
     alone = trained_alone(code(tmp_path, TRAIN))
     script = tmp_path / "code/train.py"
@@ -112,10 +115,10 @@ def test_a_lost_node_changes_no_bit(tmp_path: Path, nodes: list[Node]) -> None:
 def test_processes_end_with_their_launch(tmp_path: Path, nodes: list[Node], force: bool) -> None:
     script = tmp_path / "code/train.py"
     script.parent.mkdir()
-    script.write_text(SCRIPT.replace('"process",', '"process", os.getppid(),'))
-    launch = ebbflow.launch(script, ["wait"], out=tmp_path / "out", on="ray")
+    script.write_text(WAITS)
+    launch = ebbflow.launch(script, out=tmp_path / "out", on="ray")
     said = next(line for line in launch.logs() if "| process" in line)
-    agent, process = map(int, said.split()[-2:])
+    process, agent = map(int, said.split()[-2:])
     launch.cancel(force=force)
     with pytest.raises(errors.JobCancelledError):
         launch.wait()
@@ -126,9 +129,9 @@ def test_processes_end_with_their_launch(tmp_path: Path, nodes: list[Node], forc
 def test_a_cluster_that_is_not_there_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs("ray")
+    needs_there("ray", required=True)
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    script.write_text(WAITS)
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")
     with pytest.raises(errors.ScriptError, match="--on ray: no Ray cluster at nonsense"):
         ebbflow.launch(script, out=tmp_path / "out", on="ray").wait()

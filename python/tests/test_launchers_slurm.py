@@ -16,12 +16,12 @@ import ebbflow
 import pytest
 from ebbflow import errors
 
-from .conftest import needs_programs
-from .test_launcher import SCRIPT, ended
+from .conftest import needs_programs, needs_there
+from .test_launcher import WAITS, ended
 from .test_launchers import losing, wait_for
 from .test_scripts import TRAIN, code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 ONE_NODE = Path(__file__).parents[2] / "deploy/slurm/one-node.sh"
 
@@ -29,17 +29,18 @@ ONE_NODE = Path(__file__).parents[2] / "deploy/slurm/one-node.sh"
 CPUS = 14
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give the folder of a Slurm with two nodes, which ends with the test."""
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Give the folder of a Slurm with two nodes, which ends with the tests of a file."""
     needs_programs("munged", "slurmctld", "slurmd", "sbatch", packages="slurm-wlm and munge")
     if os.geteuid() != 0:
         pytest.skip("slurmd needs root")
-    folder = tmp_path / "slurm"
+    folder = tmp_path_factory.mktemp("slurm")
     try:
         subprocess.run([ONE_NODE, "up", folder, "2"], check=True, stdout=subprocess.DEVNULL)
-        monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        yield folder
+        with pytest.MonkeyPatch.context() as variables:
+            variables.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+            yield folder
     finally:
         subprocess.run([ONE_NODE, "down", folder], check=True)
 
@@ -60,6 +61,40 @@ def lose(node: str, folder: Path, agent: int) -> None:
     subprocess.run(down, check=True)
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_jobs_are_cancelled_with_their_launch(tmp_path: Path, slurm: Path, force: bool) -> None:
+    script = tmp_path / "code/train.py"
+    script.parent.mkdir()
+    script.write_text(WAITS)
+    launch = ebbflow.launch(script, out=tmp_path / "out", on="slurm")
+    process = int(next(line for line in launch.logs() if "| process" in line).split()[-2])
+    assert len(jobs("%i")) == 3, "a master, a ps and an agent"
+    launch.cancel(force=force)
+    with pytest.raises(errors.JobCancelledError):
+        launch.wait()
+    while force and jobs("%i"):
+        # Nobody waits for the guard of a launcher that was killed.
+        time.sleep(0.1)
+    assert jobs("%i") == []
+    ended(process)
+
+
+def test_what_slurm_refuses_is_told_and_leaves_nothing(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WAITS)
+    monkeypatch.setenv("SBATCH_PARTITION", "missing")
+    with pytest.raises(errors.ScriptError, match=r"sbatch refuses master: .*invalid partition"):
+        ebbflow.launch(script, out=tmp_path / "out", on="slurm").wait()
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path))
+        with pytest.raises(errors.ScriptError, match="no sbatch on PATH"):
+            ebbflow.launch(script, out=tmp_path / "out", on="slurm").wait()
+    assert not list((tmp_path / "out/launch").glob("ebb-*"))
+
+
+# The last one, because its Slurm is damaged.
 def test_a_lost_node_changes_no_bit(tmp_path: Path, slurm: Path) -> None:
     alone = trained_alone(code(tmp_path, TRAIN))
     script = tmp_path / "code/train.py"
@@ -79,36 +114,3 @@ def test_a_lost_node_changes_no_bit(tmp_path: Path, slurm: Path) -> None:
     ended(process)
     assert jobs("%i") == []
     assert [path.name for path in (out / "launch").iterdir()] == [".gitignore"]
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_jobs_are_cancelled_with_their_launch(tmp_path: Path, slurm: Path, force: bool) -> None:
-    script = tmp_path / "code/train.py"
-    script.parent.mkdir()
-    script.write_text(SCRIPT)
-    launch = ebbflow.launch(script, ["wait"], out=tmp_path / "out", on="slurm")
-    process = int(next(line for line in launch.logs() if "| process" in line).split()[-1])
-    assert len(jobs("%i")) == 3, "a master, a ps and an agent"
-    launch.cancel(force=force)
-    with pytest.raises(errors.JobCancelledError):
-        launch.wait()
-    while force and jobs("%i"):
-        # Nobody waits for the guard of a launcher that was killed.
-        time.sleep(0.1)
-    assert jobs("%i") == []
-    ended(process)
-
-
-def test_what_slurm_refuses_is_told_and_leaves_nothing(
-    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    monkeypatch.setenv("SBATCH_PARTITION", "missing")
-    with pytest.raises(errors.ScriptError, match=r"sbatch refuses master: .*invalid partition"):
-        ebbflow.launch(script, out=tmp_path / "out", on="slurm").wait()
-    with monkeypatch.context() as without:
-        without.setenv("PATH", str(tmp_path))
-        with pytest.raises(errors.ScriptError, match="no sbatch on PATH"):
-            ebbflow.launch(script, out=tmp_path / "out", on="slurm").wait()
-    assert not list((tmp_path / "out/launch").glob("ebb-*"))

@@ -7,12 +7,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from .conftest import EBB, Cluster, variables
+from .conftest import EBB, Cluster, needs_there, variables
 from .test_scripts import agent, code, trained_alone
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 TRAIN = """
 import os, sys
@@ -87,9 +85,8 @@ sys.exit(3)
 
 def secured(folder: Path) -> Cluster:
     certs = folder / "certs"
-    users = [
-        argument for user in ("anna=submit+scripts", "bob=submit") for argument in ("--user", user)
-    ]
+    roles = ("anna=submit+scripts", "bob=submit", "olga=operate")
+    users = [argument for user in roles for argument in ("--user", user)]
     subprocess.run(
         [EBB, "certs", "init", "--dir", str(certs), *users], check=True, capture_output=True
     )
@@ -105,11 +102,13 @@ def submit(cluster: Cluster, user: str, script: Path, *arguments: str) -> tuple[
     return done.returncode, done.stdout, done.stderr
 
 
-def logs(cluster: Cluster, user: str, job: str) -> str:
+def logs(cluster: Cluster, user: str, job: str) -> tuple[int, str, str]:
+    """Ask for the logs of a script as ``user``. Returns exit code, stdout and stderr."""
     assert cluster.certs is not None
     command = [str(EBB), "logs", job, "--master", cluster.url]
     keys = {**os.environ, **variables(cluster.certs, user)}
-    return subprocess.run(command, capture_output=True, text=True, env=keys, check=True).stdout
+    done = subprocess.run(command, capture_output=True, text=True, env=keys)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_a_script_without_keys_trains_through_its_agents(tmp_path: Path) -> None:
@@ -124,22 +123,25 @@ def test_a_script_without_keys_trains_through_its_agents(tmp_path: Path) -> None
         )
         assert returned == 0, errors
         assert json.loads(said)["model_sha256"] == alone
-        assert logs(cluster, "anna", "train").count("heard the end") == 1
+        assert logs(cluster, "anna", "train")[1].count("heard the end") == 1
         returned, said, errors = submit(cluster, "bob", script)
         assert returned == 1 and "may not send scripts" in errors, errors
     finally:
         cluster.stop()
 
 
-def test_a_script_reaches_nothing_but_its_jobs(tmp_path: Path) -> None:
+def test_a_script_reaches_nothing_but_its_jobs_and_another_user_not_its_logs(
+    tmp_path: Path,
+) -> None:
     script = code(tmp_path, ATTEMPTS)
     cluster = secured(tmp_path)
     try:
         agent(cluster, 0, 1)
         returned, said, errors = submit(cluster, "anna", script, "--", *cluster.ps_urls)
         assert returned == 1, said + errors
-        lines = logs(cluster, "anna", "train").splitlines()
-        told = [line.partition(" | ")[2] for line in lines]
+        returned, whole, errors = logs(cluster, "anna", "train")
+        assert returned == 0, errors
+        told = [line.partition(" | ")[2] for line in whole.splitlines()]
         print("\n".join(told))
         assert "keys []" in told and "list ['train-1']" in told
         assert not [line for line in told if "SUCCEEDED" in line]
@@ -149,5 +151,13 @@ def test_a_script_reaches_nothing_but_its_jobs(tmp_path: Path) -> None:
         assert any(line.startswith("child 1 ") and "EBBFLOW_AGENT" in line for line in told)
         log = cluster.processes[-1].log.read_text()
         assert "refused: a process asks for what is not of its jobs" in log, log
+        # What it said is for its owner and for operators.
+        returned, said, errors = logs(cluster, "olga", "train")
+        assert returned == 0 and said.startswith(whole), errors
+        for job in ("train", "train-1"):
+            returned, said, errors = logs(cluster, "bob", job)
+            assert (returned, said) == (1, ""), errors
+            assert "train-1 is not a script of `bob`; its owner and operators may read" in errors
+        assert "logs of somebody else" in cluster.processes[0].log.read_text()
     finally:
         cluster.stop()

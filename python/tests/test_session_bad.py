@@ -9,9 +9,9 @@ from pathlib import Path
 import ebbflow
 import pytest
 
-from .conftest import EBB, Place, Script
+from .conftest import EBB, Place, Script, needs_there
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 # Lines with names in capitals are replaced.
 SCRIPT = """

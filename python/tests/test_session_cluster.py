@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .conftest import Place, Script
+from .conftest import Place, Script, needs_there
 
-pytest.importorskip("torch")
+needs_there("torch")
 
 SCRIPT = """
 import sys
@@ -59,23 +60,28 @@ ON_DEVICE = "import ebbflow.engine as e; e.Torch.device = lambda _: ('cuda:3', 1
 FOR_DEVICES = ("name=name\n)", "name=name, fleet_device='cuda'\n)")
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the script's file."""
-    path = tmp_path / "script.py"
+    path = tmp_path_factory.mktemp("session") / "script.py"
     path.write_text(SCRIPT)
     return path
 
 
+@pytest.fixture(scope="module")
+def alone(script: Path) -> dict[str, Any]:
+    """Give what one process finds without a cluster."""
+    return Script(None, script, "400", "alone", "0").result()
+
+
 def test_one_and_three_processes_and_one_alone_give_the_same_bits(
-    place: Place, script: Path
+    shared: Place, script: Path, alone: dict[str, Any]
 ) -> None:
-    alone = Script(None, script, "400", "alone", "0").result()
-    one = place.script(script, "400", "one", "0").result()
-    three = [place.script(script, "400", "three", "0", gate="join") for _ in range(3)]
+    one = shared.script(script, "400", "one", "0").result()
+    three = [shared.script(script, "400", "three", "0", gate="join") for _ in range(3)]
     for process in three:
         process.arrive()
-    place.wait_for_workers("three", 3)
+    shared.wait_for_workers("three", 3)
     for process in three:
         process.go()
     found = [process.result() for process in three]
@@ -86,31 +92,32 @@ def test_one_and_three_processes_and_one_alone_give_the_same_bits(
 
 
 def test_a_loop_with_autocast_trains_and_two_processes_give_its_bits(
-    place: Place, script: Path, tmp_path: Path
+    shared: Place, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "autocast.py"
     path.write_text(AUTOCAST)
-    alone = Script(None, path, "400", "alone", "0").result()
-    assert alone["sha"] != Script(None, script, "400", "alone", "0").result()["sha"]
-    losses = [entry["loss"] for entry in alone["history"]]
+    expected = Script(None, path, "400", "alone", "0").result()
+    assert expected["sha"] != alone["sha"]
+    losses = [entry["loss"] for entry in expected["history"]]
     assert losses[0] > losses[1] > losses[2]
-    two = [place.script(path, "400", "autocast", "0", gate="join") for _ in range(2)]
+    two = [shared.script(path, "400", "autocast", "0", gate="join") for _ in range(2)]
     for process in two:
         process.arrive()
-    place.wait_for_workers("autocast", 2)
+    shared.wait_for_workers("autocast", 2)
     for process in two:
         process.go()
-    assert [process.result()["sha"] for process in two] == [alone["sha"]] * 2
+    assert [process.result()["sha"] for process in two] == [expected["sha"]] * 2
 
 
 # S0-09
-def test_a_process_that_leaves_changes_no_bit(place: Place, script: Path) -> None:
-    alone = Script(None, script, "400", "alone", "0").result()
-    leaves = place.script(script, "400", "leaves", "5", gate="4")
+def test_a_process_that_leaves_changes_no_bit(
+    shared: Place, script: Path, alone: dict[str, Any]
+) -> None:
+    leaves = shared.script(script, "400", "leaves", "5", gate="4")
     leaves.arrive()
-    stays = place.script(script, "400", "leaves", "0", gate="join")
+    stays = shared.script(script, "400", "leaves", "0", gate="join")
     stays.arrive()
-    place.wait_for_workers("leaves", 2)
+    shared.wait_for_workers("leaves", 2)
     leaves.go()
     assert leaves.end()[0] == 3
     stays.go()
@@ -118,12 +125,11 @@ def test_a_process_that_leaves_changes_no_bit(place: Place, script: Path) -> Non
 
 
 def test_a_process_with_other_data_is_refused_and_the_first_one_loses_nothing(
-    place: Place, script: Path
+    shared: Place, script: Path, alone: dict[str, Any]
 ) -> None:
-    alone = Script(None, script, "400", "alone", "0").result()
-    first = place.script(script, "400", "mixed", "0", gate="1")
+    first = shared.script(script, "400", "mixed", "0", gate="1")
     first.arrive()
-    code, said = place.script(script, "399", "mixed", "0").end()
+    code, said = shared.script(script, "399", "mixed", "0").end()
     assert code != 0
     assert "describes another job" in said and "data.train.files" in said and "399" in said
     first.go()
@@ -132,22 +138,21 @@ def test_a_process_with_other_data_is_refused_and_the_first_one_loses_nothing(
 
 
 def test_a_job_takes_the_processes_whose_models_are_on_the_device_it_asks_for(
-    place: Place, script: Path, tmp_path: Path
+    shared: Place, alone: dict[str, Any], tmp_path: Path
 ) -> None:
     on_device = tmp_path / "on_device.py"
     on_device.write_text(ON_DEVICE.replace(*FOR_DEVICES))
     on_cpu = tmp_path / "on_cpu.py"
     on_cpu.write_text(SCRIPT.replace(*FOR_DEVICES))
-    waits = place.script(on_cpu, "400", "device", "0", gate="join")
+    waits = shared.script(on_cpu, "400", "device", "0", gate="join")
     waits.arrive()
-    first = place.script(on_device, "400", "device", "0", gate="1")
+    first = shared.script(on_device, "400", "device", "0", gate="1")
     first.arrive()
-    status = place.client.status("device")
+    status = shared.client.status("device")
     assert status["workers"] == 1
     shown = [(group["device"], group["memory_bytes"]) for group in status["devices"]]
     assert shown == [("cuda:3", 1 << 33)]
     waits.go()
     first.go()
-    alone = Script(None, script, "400", "alone", "0").result()
     assert first.result()["sha"] == alone["sha"]
     assert waits.result()["sha"] == alone["sha"], "it gets the weights at the end"

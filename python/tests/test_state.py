@@ -197,18 +197,30 @@ def _one(size: int) -> dict[str, tuple[str, tuple[int, ...], memoryview]]:
     return {"x": ("U8", (size,), memoryview(bytes(size)))}
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the script's file."""
-    path = tmp_path / "script.py"
+    path = tmp_path_factory.mktemp("state") / "script.py"
     path.write_text(SCRIPT)
     return path
 
 
+@pytest.fixture(scope="module")
+def alone(script: Path) -> str:
+    """Give the hash of the model that one process trains."""
+    sha: str = Script(None, script, "alone", "").result()["sha"]
+    return sha
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let masters hardly wait for ps that are gone."""
+    monkeypatch.setenv("EBB_MASTER_PS_GRACE", "1s")
+
+
 def test_processes_that_come_and_die_read_and_write_the_same_state(
-    place: Place, script: Path
+    place: Place, script: Path, alone: str
 ) -> None:
-    alone = Script(None, script, "alone", "").result()
     # It dies with a batch in its hands, in which it may have written.
     dies = place.script(script, "several", "", gate="3")
     dies.arrive()
@@ -219,13 +231,12 @@ def test_processes_that_come_and_die_read_and_write_the_same_state(
     dies.kill()
     for process in others:
         process.go()
-    assert [process.result()["sha"] for process in others] == [alone["sha"]] * 2
+    assert [process.result()["sha"] for process in others] == [alone] * 2
 
 
 def test_the_state_goes_back_to_a_checkpoint_with_the_weights(
-    place: Place, script: Path, tmp_path: Path
+    impatient: None, place: Place, script: Path, alone: str, tmp_path: Path
 ) -> None:
-    alone = Script(None, script, "alone", "").result()
     checkpoints = str(tmp_path / "checkpoints")
     # Two epochs of 50 batches, and a part of the third one.
     process = place.script(script, "rewound", checkpoints, gate="120")
@@ -237,5 +248,5 @@ def test_the_state_goes_back_to_a_checkpoint_with_the_weights(
         place.cluster.start(name, "ps", "--master", place.cluster.url, *address).url()
     process.go()
     found = process.result()
-    assert found["sha"] == alone["sha"]
+    assert found["sha"] == alone
     assert found["steps"] > 150, "a part of the job was trained again"

@@ -131,7 +131,7 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let slots = slots.collect::<Result<Vec<_>>>()?;
 
     let mut fleet = Fleet::start(args.ps.unwrap_or(1), app).await?;
-    let script = script(&args, &fleet.url, app);
+    let script = script(&args, slots.len(), &fleet.url, app);
     let client = Client::new(&app.dialer, &fleet.url, PATIENCE)?.with_notices(app.notices());
     let run =
         Run { client, app, folder, halt: app.stop.token().child_token(), all_left: CancellationToken::new() };
@@ -190,9 +190,10 @@ fn problem(gone: &[Gone], ended: usize, deserted: Option<&str>) -> Option<String
 }
 
 /// Returns how the processes are started that reach the master at `url`.
-fn script(args: &args::Run, url: &str, app: &App) -> Script {
+fn script(args: &args::Run, processes: usize, url: &str, app: &App) -> Script {
     let mut variables = usual(config::is_set);
     variables.push(("EBBFLOW_MASTER".to_owned(), url.to_owned()));
+    variables.push(("EBBFLOW_WORKERS".to_owned(), processes.to_string()));
     // The user's own come last and win.
     variables.extend(args.script.variables.iter().cloned());
     Script {
@@ -434,12 +435,13 @@ mod tests {
         let mut app = app(&Network::new());
         app.environment = config::Environment::with(&[("EBB_TLS_CA", "ca.pem"), ("EBB_MASTER", "m:1")]);
         let args = args("a.py --python p --env OMP_NUM_THREADS=3 -- --lr 0.1");
-        let script = script(&args, "http://127.0.0.1:9", &app);
+        let script = script(&args, 2, "http://127.0.0.1:9", &app);
         assert_eq!((script.python.as_path(), script.arguments.len()), (Path::new("p"), 3));
         let last = |name: &str| {
             script.variables.iter().rev().find(|(of, _)| of == name).map(|(_, value)| value.as_str())
         };
         assert_eq!(last("EBBFLOW_MASTER"), Some("http://127.0.0.1:9"));
+        assert_eq!(last("EBBFLOW_WORKERS"), Some("2"));
         assert_eq!(last("OMP_NUM_THREADS"), Some("3"));
         assert_eq!(script.hidden, ["EBB_MASTER", "EBB_TLS_CA"]);
     }

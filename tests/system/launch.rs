@@ -57,12 +57,14 @@ fn runs(process: &str) -> bool {
 
 #[test]
 fn a_script_that_never_joins_fails_with_what_it_said() {
-    let place = Place::new("echo \"$EBBFLOW_WORKER got $1 $2 and $GIVEN\"; echo [$EBB_TLS_CA] >&2");
+    let place = Place::new(
+        "echo \"$EBBFLOW_WORKER got $1 $2 and $GIVEN of $EBBFLOW_WORKERS\"; echo [$EBB_TLS_CA] >&2",
+    );
     let more = ["--workers", "2", "--env", "GIVEN=this", "--", "--lr", "0.1"];
     let output = place.run(&more).env("EBB_TLS_CA", "no-such-file").output().unwrap();
     let said = text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("worker-0 | worker-0 got --lr 0.1 and this"), "{said}");
+    assert!(said.contains("worker-0 | worker-0 got --lr 0.1 and this of 2"), "{said}");
     assert!(said.contains("no process has joined a job of this run by ebbflow.join"), "{said}");
     assert!(said.contains("train.py: worker-") && said.contains("ended with exit code 0"), "{said}");
     assert!(said.contains("said last:\n"), "{said}");

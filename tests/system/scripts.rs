@@ -106,7 +106,7 @@ fn kill(process: i32, signal: Signal) {
 
 #[test]
 fn a_script_that_never_joins_fails_with_what_it_said() {
-    let script = "cat words/hello; echo \"$EBBFLOW_WORKER $1 $2 $GIVEN [$EBB_SOCKETS] $SHELL_OF_AGENT $EBBFLOW_JOB\"; exit 4";
+    let script = "cat words/hello; echo \"$EBBFLOW_WORKER $1 $2 $GIVEN [$EBB_SOCKETS] $SHELL_OF_AGENT $EBBFLOW_JOB of $EBBFLOW_WORKERS\"; exit 4";
     let place = Place::new(script, 1);
     fs::create_dir(place.dir.path().join("code/words")).unwrap();
     fs::write(place.dir.path().join("code/words/hello"), "hello \x1b[2J\n").unwrap();
@@ -116,7 +116,7 @@ fn a_script_that_never_joins_fails_with_what_it_said() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("files travel with the script (2, ") && !said.contains(".env"), "{said}");
     assert!(said.contains("process 0 on worker-0 ended with exit code 4 and said last:"), "{said}");
-    assert!(said.contains("train-1-0 --lr 0.1 this [] yes train"), "{said}");
+    assert!(said.contains("train-1-0 --lr 0.1 this [] yes train of 1"), "{said}");
     assert!(said.contains("hello \\u{1b}[2J") && !said.contains('\x1b'), "control characters: {said}");
     let logs = |more: &[&str]| {
         let output = ebb(["logs", "train", "--master", &place.cluster.url]).args(more).output().unwrap();

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ebbflow._fabric import Part
+from ebbflow._measured import Sums
 from ebbflow.keras.compiled import Compiled, check_loss, check_metric
 from ebbflow.keras.engine import records_of
 from ebbflow.keras.session import join
@@ -16,7 +17,7 @@ class KerasPart(Part):
     """A ``keras.Model``, compiled with its loss, its optimizer and its metrics.
 
     Raises:
-        TypeError: The loss or a metric is no mean over records.
+        TypeError: The loss is no mean over records, or a metric does not add up over them.
         ValueError: Keras knows no loss, optimizer or metric of a name.
     """
 
@@ -41,7 +42,7 @@ class KerasPart(Part):
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics, jit_compile=False)
         self._compiled = Compiled(model)
 
-    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> list[str]:
+    def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> dict[str, Sums]:
         if to_onnx:
             raise TypeError(
                 "save_to_onnx=True: models of Keras are not exported; leave save_to_onnx out, and "
@@ -58,7 +59,7 @@ class KerasPart(Part):
             self._model, optimizer, train, test, micro=batch_size, collate=self._collate, **options
         )
 
-    def train(self, job: Session, batch: Batch) -> dict[str, float]:
+    def train(self, job: Session, batch: Batch) -> dict[str, Any]:
         outputs: Any = None
 
         def loss() -> Any:
@@ -70,7 +71,7 @@ class KerasPart(Part):
         values = {"loss": step(loss)}
         return values | self._compiled.metrics(batch.data, outputs)
 
-    def test(self, batch: Batch) -> dict[str, float]:
+    def test(self, batch: Batch) -> dict[str, Any]:
         outputs, loss = self._compiled.outcome(batch.data, training=False)
         return {"loss": float(loss)} | self._compiled.metrics(batch.data, outputs)
 

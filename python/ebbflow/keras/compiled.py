@@ -1,9 +1,15 @@
-"""Loss and metrics of a compiled Keras model, as means over the records of a batch."""
+"""Loss and metrics of a compiled Keras model, for the records of a batch and over several batches.
+
+The loss is a mean over records. Metrics are means too, or have variables that are sums over records
+(``ebbflow._measured``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from ebbflow._measured import Counted, Given, Keras, Sums, plain
 
 
 class Compiled:
@@ -20,17 +26,20 @@ class Compiled:
         if not getattr(model, "compiled", False):
             raise ValueError("model: it has no loss; call model.compile(optimizer, loss, metrics)")
         self._model = model
-        self._checked = False
         self._outcome = self._graph(self._eager_outcome)
         self._measured = self._graph(self._eager_metrics)
 
-    def prepare(self, batch: Any) -> list[str]:
-        """Make all variables with a batch. Returns the names of the metrics.
+    def prepare(self, batch: Any) -> dict[str, Sums]:
+        """Make all variables with a batch. Returns the metrics, by the names that Keras gives them.
 
         Raises:
-            TypeError: A metric is no mean over records.
+            TypeError: A metric does not add up over records.
         """
-        return list(self.metrics(batch, self._eager_outcome(*parts(batch), False)[0]))
+        x, y = parts(batch)
+        # The first call makes the variables of the metrics, which a graph may not.
+        self._eager_metrics(x, y, self._eager_outcome(x, y, False)[0])
+        named = [pair for metric in self._model.metrics for pair in _named(metric)]
+        return {name: _sums(name, metric) for name, metric in named if name != "loss"}
 
     def outcome(self, batch: Any, training: bool) -> tuple[Any, Any]:
         """Return the outputs for a batch, and its mean loss with the losses of regularizers."""
@@ -42,22 +51,14 @@ class Compiled:
         """Return the mean loss of a batch in training."""
         return self.outcome(batch, training=True)[1]
 
-    def metrics(self, batch: Any, outputs: Any) -> dict[str, float]:
-        """Return the metrics of a batch alone, without its loss.
+    def metrics(self, batch: Any, outputs: Any) -> dict[str, Any]:
+        """Return the metrics of a batch alone, without its loss. :meth:`prepare` was called before.
 
-        Raises:
-            TypeError: A metric is no mean over records.
+        Until the next call the variables of the metrics are those of this batch.
         """
         x, y = parts(batch)
-        if self._checked:
-            found = self._measured(x, y, outputs)
-        else:
-            # The first call makes the variables of the metrics, which a graph may not.
-            found = self._eager_metrics(x, y, outputs)
-            for metric in self._model.metrics:
-                check_metric(metric)
-            self._checked = True
-        return {name: float(value) for name, value in found.items() if name != "loss"}
+        found = self._measured(x, y, outputs)
+        return {name: plain(value) for name, value in found.items() if name != "loss"}
 
     def _eager_outcome(self, x: Any, y: Any, training: bool) -> tuple[Any, Any]:
         outputs = self._model(x, training=training)
@@ -94,27 +95,37 @@ def parts(batch: Any) -> tuple[Any, Any]:
 
 
 def check_metric(metric: Any) -> None:
-    """Check that a metric over all records is the mean of its values over their batches.
+    """Check that a metric is a function, a name, or one whose variables are sums over records.
 
     Raises:
         TypeError: It is not.
     """
     import keras
 
-    inner = getattr(metric, "metrics", None)
-    if isinstance(metric, keras.metrics.Metric) and inner:
-        for each in inner:
-            check_metric(each)
-        return
-    compiled = type(metric).__name__ == "CompileMetrics"
-    if isinstance(metric, keras.metrics.Metric) and not compiled:
-        plain = isinstance(metric, keras.metrics.Mean)
-        if not plain or type(metric).result is not keras.metrics.Mean.result:
-            raise TypeError(
-                f"metrics: {type(metric).__name__} is no mean over records, so the values of "
-                "several processes have no common one; give a function or a metric that is a mean, "
-                "such as keras.metrics.SparseCategoricalAccuracy"
-            )
+    if isinstance(metric, keras.metrics.Metric):
+        Keras(metric.name, metric)
+
+
+def _named(metric: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a metric of a model with its name. That of ``compile`` stands for several."""
+    if type(metric).__name__ == "CompileMetrics":
+        yield from zip(metric.result(), metric.metrics, strict=True)
+    else:
+        yield metric.name, metric
+
+
+def _sums(name: str, metric: Any) -> Sums:
+    """Return what a metric of a model adds up.
+
+    Raises:
+        TypeError: It does not add up over records.
+    """
+    import keras
+
+    is_mean = isinstance(metric, keras.metrics.Mean)
+    if is_mean and type(metric).result is keras.metrics.Mean.result:
+        return Given(name)
+    return Counted(name, metric)
 
 
 def check_loss(loss: Any) -> None:

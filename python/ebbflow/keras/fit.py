@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ebbflow._measured import Given
 from ebbflow.keras.compiled import Compiled, check_loss
 from ebbflow.keras.engine import records_of
 from ebbflow.keras.session import Session, join
@@ -24,6 +23,11 @@ def fit(
 
     It takes the place of ``model.fit``. Afterwards the model has the final weights in each process.
 
+    Metrics of ``compile`` are measured on ``validation_data``: names, functions, and metrics whose
+    variables are sums over records, such as means, ``AUC``, ``Precision`` and ``Recall``. On
+    ``train_data`` none are measured, because each of its batches has other weights; pass them as
+    ``validation_data`` to measure the model on them.
+
     Args:
         model: A ``keras.Model`` after ``model.compile(optimizer, loss, metrics)``.
         train_data: Records that are pairs of features and labels: see :func:`join`.
@@ -36,7 +40,8 @@ def fit(
         The job after its end. ``history`` has the metrics of each epoch under Keras' names.
 
     Raises:
-        TypeError: The model, the data, the loss or a metric is of a kind that cannot be trained.
+        TypeError: The model, the data or the loss is of a kind that cannot be trained, or a metric
+            of one that does not add up over records.
         ValueError: A setting cannot be kept, or the model is not compiled.
         UntranslatableError: The ps cannot apply the optimizer.
         SessionFailedError: The job has failed or was cancelled.
@@ -45,9 +50,9 @@ def fit(
     check_loss(model.loss)
     collate = options.get("collate")
     first = records_of(train_data, "train_data", options.get("seed", 0), collate).load(0, [0])
-    metrics = {name: Given(name) for name in compiled.prepare(first)}
+    metrics = compiled.prepare(first)
 
-    def measure(batch: Any) -> dict[str, float]:
+    def measure(batch: Any) -> dict[str, Any]:
         outputs, loss = compiled.outcome(batch.data, training=False)
         return compiled.metrics(batch.data, outputs) | {"loss": loss}
 
@@ -60,6 +65,8 @@ def fit(
         micro=batch_size,
         **options,
     ) as job:
+        # Evaluations before this process joined have values in callbacks too.
+        job._name(metrics)
         for epoch in job.epochs():
             for batch in epoch:
                 job.step(functools.partial(compiled.loss, batch.data))
