@@ -39,11 +39,13 @@ mod fake;
 mod follow;
 mod jobs;
 mod local;
+pub mod logs;
 mod notice;
 pub mod pipe;
 mod ready;
 pub mod report;
 pub mod results;
+mod script;
 mod submission;
 
 /// Lets `fake.rs` name this crate as the program's tests do, which compile that file too.
@@ -60,6 +62,8 @@ pub use self::event::Event;
 pub use self::follow::{Follow, Followed};
 pub use self::jobs::{Client, failure};
 pub use self::local::{Local, Options};
+pub use self::logs::Logs;
 pub use self::notice::{Notice, Notices};
 pub use self::ready::{check_predictions, replace_patterns};
+pub use self::script::{ScriptSubmission, is_script};
 pub use self::submission::{Start, Submission, absolute};

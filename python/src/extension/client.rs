@@ -12,6 +12,7 @@ use super::error::{exception, raised};
 use super::events::Events;
 use super::follow;
 use super::job::Job;
+use super::script::{Logs, Script};
 use super::secrets::Secrets;
 use super::session::cluster::through;
 use super::wait::{runtime, wait};
@@ -59,6 +60,27 @@ impl Client {
             client.submit(submission).await
         })?;
         Ok((reply.name, reply.job))
+    }
+
+    /// Sends a script with the files of its folder; returns the name and the number of its job.
+    fn submit_script(&self, py: Python<'_>, script: Script) -> PyResult<(String, u64)> {
+        let submission = py.detach(|| script.read()).map_err(|error| raised(&error))?;
+        let reply = self.call(py, async move |client| client.submit_script(submission).await)?;
+        Ok((reply.name, reply.job))
+    }
+
+    /// Returns what the processes of a script said, or `worker` alone: its number, or a name that
+    /// ends with it.
+    fn logs(&self, py: Python<'_>, job: &str, worker: Option<&str>, follow: bool) -> PyResult<Logs> {
+        let number = |text| {
+            client::logs::process(text).ok_or_else(|| {
+                let expected = "a number, or a name that ends with one, such as train-7-0";
+                exception("InvalidJobError", &format!("worker {text:?}: expected {expected}"))
+            })
+        };
+        let process = worker.map(number).transpose()?;
+        let logs = self.call(py, async |client| client.logs(job, process, follow).await)?;
+        Ok(Logs::new(logs))
     }
 
     fn status(&self, py: Python<'_>, job: &str) -> PyResult<String> {
