@@ -26,6 +26,7 @@ use proto::pb;
 pub use self::file::write as write_whole;
 use self::file::{Whole, file_error};
 pub use self::upload::Copy;
+pub use self::worst::WorstRecords;
 use crate::download::{Place, download};
 use crate::report::{MODEL, Summary};
 use crate::{Client, Error, Event, Followed, JobStatus, Kind, Notice, Notices, Result};

@@ -16,6 +16,7 @@ from ebbflow._reach import secrets as keys
 from ebbflow.errors import InvalidJobError
 from ebbflow.result import Result
 from ebbflow.status import Event, Status
+from ebbflow.worst import Worst
 
 if TYPE_CHECKING:
     import asyncio
@@ -275,6 +276,16 @@ class Client:
         read = Result.read(out)
         return Result(status, read.metrics, read.out, read._weights)
 
+    def worst(self, job: str | int) -> Worst:
+        """Return the records with the largest losses in a job's last evaluation.
+
+        There are some if the job file has ``evaluation.worst``, and the job has ended.
+
+        Raises:
+            NotFoundError: The master does not know the job.
+        """
+        return Worst(*self._native.worst(str(job)))
+
     def _wait(
         self, job: str, out: Path | None, resumes: bool, progress: bool | None, check: bool
     ) -> Result:
@@ -349,6 +360,10 @@ class Job:
     def fetch(self, out: str | os.PathLike[str]) -> Result:
         """Write the job's results into a folder; see ``Client.fetch``."""
         return self.client.fetch(self.name, out)
+
+    def worst(self) -> Worst:
+        """Return the records with the largest losses; see ``Client.worst``."""
+        return self.client.worst(self.name)
 
 
 class Watch:

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use client::results::WorstRecords;
 use client::{Dialer, JobStatus, Notices, report};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -16,6 +17,9 @@ use super::script::{Logs, Script};
 use super::secrets::Secrets;
 use super::session::cluster::through;
 use super::wait::{runtime, wait};
+
+/// A line and an image of each record, and a message of TensorBoard.
+type Worst<'py> = (Vec<(String, Option<Bound<'py, PyBytes>>)>, Bound<'py, PyBytes>);
 
 /// A user's connection to a master.
 #[pyclass(module = "ebbflow._native", frozen)]
@@ -146,6 +150,15 @@ impl Client {
         let ended = status.clone();
         self.call(py, async move |client| out.fetch(client, &ended).await)?;
         Ok(report::json(&status).to_string())
+    }
+
+    /// Returns the worst records of a job, each with its image, and what TensorBoard shows of them.
+    fn worst<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Worst<'py>> {
+        let status = self.call(py, async |client| client.status(job).await)?;
+        let WorstRecords { records, summary } = WorstRecords::of(&status);
+        let image = |image: Option<Vec<u8>>| image.map(|image| PyBytes::new(py, &image));
+        let records = records.into_iter().map(|(line, found)| (line, image(found))).collect();
+        Ok((records, PyBytes::new(py, &summary)))
     }
 
     /// Returns the bytes of an ended job's model, if it has one.
