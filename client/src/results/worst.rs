@@ -9,7 +9,7 @@ use super::{table, tensorboard};
 /// The worst records of a job, for programs that show them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorstRecords {
-    /// Of each record its line in `worst.jsonl`, and its image as a PNG file if it has one.
+    /// The line of each record in `worst.jsonl`, and its image as a PNG file if it has one.
     pub records: Vec<(String, Option<Vec<u8>>)>,
     /// What TensorBoard shows of all of them: an encoded message `Summary`.
     pub summary: Vec<u8>,
