@@ -806,10 +806,8 @@ pub(crate) struct Logs {
 
 /// Parses the number of a process, or a name that ends with it.
 fn process(text: &str) -> Result<u32, String> {
-    let number = text.rsplit_once('-').map_or(text, |(_, number)| number);
-    number
-        .parse()
-        .map_err(|_| "expected a number, or a name that ends with one, such as train-7-0".to_owned())
+    client::logs::process(text)
+        .ok_or_else(|| "expected a number, or a name that ends with one, such as train-7-0".to_owned())
 }
 
 #[derive(Debug, clap::Args)]

@@ -83,18 +83,9 @@ pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
-/// Returns the value of a variable that a user names as a secret.
-///
-/// # Errors
-/// It is not set, or is no text. The error has no value.
-pub(crate) fn secret(name: &str) -> Result<String> {
-    match std::env::var(name) {
-        Ok(value) => Ok(value),
-        Err(std::env::VarError::NotPresent) => {
-            bail!("--secret {name}: the environment has no such variable; set it for this command")
-        }
-        Err(std::env::VarError::NotUnicode(_)) => bail!("--secret {name}: its value is no UTF-8"),
-    }
+/// Returns the value of a variable that a user names as a secret, if it has one that is text.
+pub(crate) fn secret(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// Returns the devices to which CUDA limits this process, as the user wrote them. `None`: all.

@@ -52,6 +52,14 @@ pub enum Error {
         /// The reason, and what to do.
         reason: String,
     },
+    /// A secret of a script has no value.
+    #[error(
+        "secret {name}: the environment has no such variable, or it is no UTF-8; set it before submitting"
+    )]
+    NoSecret {
+        /// The variable.
+        name: String,
+    },
     /// A bundle is damaged, or somebody made it by hand.
     #[error("the bundle of the script is refused: {0}")]
     BadBundle(String),

@@ -16,9 +16,8 @@ use proto::status::{Failure, Kind};
 use tokio::time::Instant;
 use tonic::Status;
 
-use crate::bundle::Bundle;
 use crate::download::{Memory, download};
-use crate::{Error, Follow, JobStatus, Notice, Notices, Result, Submission, report};
+use crate::{Error, Follow, JobStatus, Logs, Notice, Notices, Result, ScriptSubmission, Submission, report};
 
 /// Time between two notices that the master still does not answer.
 const NOTICE_EVERY: Duration = Duration::from_secs(3);
@@ -72,19 +71,14 @@ impl Client {
         answer.map(tonic::Response::into_inner).map_err(not_taken)
     }
 
-    /// Sends a script once, like [`submit`](Self::submit), with the values of the secrets that its
-    /// description names. Agents of the cluster run it.
+    /// Sends a script once, like [`submit`](Self::submit). Agents of the cluster run it.
     ///
     /// # Errors
     /// Those of [`submit`](Self::submit).
-    pub async fn submit_script(
-        &self,
-        script: pb::Script,
-        secrets: Vec<pb::Secret>,
-        bundle: &Bundle,
-    ) -> Result<pb::SubmitReply> {
+    pub async fn submit_script(&self, submission: ScriptSubmission) -> Result<pb::SubmitReply> {
         use pb::artifact_part::Part;
         use pb::script_request::Part as Message;
+        let ScriptSubmission { script, secrets, bundle } = submission;
         self.reach().await?;
         let message = |part| pb::ScriptRequest { part: Some(part) };
         let file = move |part| message(Message::Artifact(pb::ArtifactPart { part: Some(part) }));
@@ -205,20 +199,17 @@ impl Client {
     }
 
     /// Returns what the processes of a submitted script said, oldest lines first. `process`: that
-    /// of this number alone. With `follow` the stream goes on until the script is over.
+    /// of this number alone. With `follow` they go on until the script is over.
     ///
     /// # Errors
     /// The job is not known, is of no script, or the master does not answer.
-    pub async fn logs(
-        &self,
-        job: &str,
-        process: Option<u32>,
-        follow: bool,
-    ) -> Result<tonic::Streaming<pb::LogsReply>> {
+    pub async fn logs(&self, job: &str, process: Option<u32>, follow: bool) -> Result<Logs> {
         let request = pb::LogsRequest { job: job.to_owned(), process, follow };
         let scripts = &self.scripts;
-        self.call(async |_| Ok(scripts.clone().logs(request.clone()).await.map_err(failure)?.into_inner()))
-            .await
+        let replies = self
+            .call(async |_| Ok(scripts.clone().logs(request.clone()).await.map_err(failure)?.into_inner()))
+            .await?;
+        Ok(Logs::new(replies, process.is_none()))
     }
 
     /// Returns a stream of the job's events after number `after`.

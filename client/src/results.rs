@@ -28,6 +28,7 @@ pub use self::file::write as write_whole;
 use self::file::{Whole, file_error};
 pub use self::upload::Copy;
 pub(crate) use self::upload::copy_whole;
+pub use self::worst::WorstRecords;
 use crate::download::{Place, download};
 use crate::report::{MODEL, Summary};
 use crate::{Client, Error, Event, Followed, JobStatus, Kind, Notice, Notices, Result};

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ebbflow._measured import Sums
@@ -88,18 +90,9 @@ def fleet_of(variables: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def is_keras(model: Any) -> bool:
-    """Return whether a model is one of Keras, which on its backend torch is a torch module too.
-
-    Raises:
-        TypeError: It is one of Keras 2.
-    """
-    modules = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
-    if "tf_keras" in modules:
-        raise TypeError(
-            f"model: {type(model).__name__} is a model of Keras 2 (tf_keras); make it with Keras 3"
-        )
-    return "keras" in modules
+def onnx_path() -> Path:
+    """Return the file for ``save_to_onnx``."""
+    return Path(os.environ.get("RESULT_DIR", "."), "model.onnx")
 
 
 def check_function(what: str, function: Any) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import ebbflow
-from ebbflow._fabric import Part, check_function
+from ebbflow._fabric import Part, check_function, onnx_path
 from ebbflow._measured import Given, Sums
 from ebbflow.export import onnx, require_onnx
 from ebbflow.session import Batch, Session
@@ -73,8 +71,7 @@ class TorchPart(Part):
         return {"loss": float(loss)} | self._measured(outputs, labels)
 
     def export(self) -> None:
-        path = Path(os.environ.get("RESULT_DIR", "."), "model.onnx")
-        onnx(self._model, self._inputs, path)
+        onnx(self._model, self._inputs, onnx_path())
 
     def _forward(self, batch: Batch) -> tuple[Any, Any, Any]:
         if not isinstance(batch.data, Sequence) or len(batch.data) != 2:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from ebbflow.client import Job
 from ebbflow.status import Event, Status
+from ebbflow.worst import Worst
 
 __all__ = ["Callback", "follow"]
 
@@ -32,6 +33,13 @@ class Callback:
     def on_event(self, event: Event) -> None:
         """Hear an event: ``event.kind`` says what it is, and ``event["loss"]`` reaches a field."""
 
+    def on_worst(self, worst: Worst, updates: int) -> None:
+        """Hear which records had the largest losses, after ``updates`` updates.
+
+        It comes after the last event, from :func:`follow` alone, for a job file with
+        ``evaluation.worst``.
+        """
+
     def on_end(self, summary: Mapping[str, Any]) -> None:
         """Hear that the job has ended, whatever its success.
 
@@ -47,10 +55,19 @@ def follow(job: Job, callbacks: Sequence[Callback]) -> Status:
     for callback in callbacks:
         callback.on_begin(job.name)
     watch = job.watch()
+    measured = 0
     for event in watch:
+        if event.kind == "eval":
+            measured = int(event["step"])
         for callback in callbacks:
             callback.on_event(event)
     assert watch.status is not None
+    worst = job.worst()
+    if worst:
+        # They are of the best version, if the job selects one.
+        best = watch.status["best"]
+        for callback in callbacks:
+            callback.on_worst(worst, measured if best is None else int(best["step"]))
     for callback in callbacks:
         callback.on_end(watch.status)
     return watch.status

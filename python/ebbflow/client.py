@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ebbflow import _native
 from ebbflow._collect import Collector, finished
 from ebbflow._job import JobSource, Resume, prepare
-from ebbflow._reach import full, secrets
+from ebbflow._reach import full
+from ebbflow._reach import secrets as keys
+from ebbflow.errors import InvalidJobError
 from ebbflow.result import Result
 from ebbflow.status import Event, Status
+from ebbflow.worst import Worst
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,7 +65,7 @@ class Client:
         timeout: float = 30.0,
         _agent: int | None = None,
     ) -> None:
-        shown = secrets(token, token_file, ca, cert, key, insecure)
+        shown = keys(token, token_file, ca, cert, key, insecure)
         self.url = full(url or os.environ.get("EBB_MASTER") or "127.0.0.1:4700", shown)
         self._native = _native.Client(self.url, shown, timeout, _agent)
 
@@ -93,8 +96,82 @@ class Client:
             AnswerLostError: Nobody knows whether the master has the job.
             UnreachableError: No master answers.
         """
+        if not isinstance(job, Mapping) and Path(job).suffix == ".py":
+            raise InvalidJobError(f"{os.fspath(job)}: is a script; use submit_script for it")
         name, number = self._native.submit(prepare(job, changes, resume))
         return Job(self, name, number, None if out is None else Path(out), bool(resume))
+
+    def submit_script(
+        self,
+        script: str | os.PathLike[str],
+        arguments: Sequence[str | os.PathLike[str]] = (),
+        *,
+        workers: int = 1,
+        name: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        secrets: Sequence[str] = (),
+        out: str | os.PathLike[str] | None = None,
+    ) -> Job:
+        """Send a script with ``ebbflow.join`` to the agents of the cluster, and return at once.
+
+        This is ``ebb submit SCRIPT.py``. The files of the script's folder travel with it. Agents,
+        which are workers with ``--scripts``, install or check its ``requirements.txt`` and start
+        ``workers`` processes.
+
+        Args:
+            script: The script, whose name ends in ``.py``.
+            arguments: Arguments of the script.
+            workers: Processes of the script over all agents, 1 to 1024.
+            name: Name of the script, and of its job unless ``join`` gets another one. Default: the
+                name of the file.
+            environment: Variables for the processes. Names that begin with ``EBB``, ``LD_`` or
+                ``PYTHON``, and ``PATH``, are refused.
+            secrets: Names of variables of this process that the processes of the script get too.
+                Their values are stored nowhere, and left out of logs.
+            out: Folder for the results, which ``Job.wait`` writes.
+
+        Raises:
+            InvalidJobError: The script cannot travel, or an argument is wrong.
+            AccessError: The token may not send scripts.
+            LimitError: The master has too many jobs.
+            AnswerLostError: Nobody knows whether the master has the script.
+            UnreachableError: No master answers.
+        """
+        made, number = self._native.submit_script(
+            {
+                "path": os.fspath(script),
+                "name": name or "",
+                "arguments": [os.fspath(argument) for argument in arguments],
+                "variables": list((environment or {}).items()),
+                # Rust refuses the ends of its range.
+                "workers": min(max(workers, 0), 2**32 - 1),
+                "secrets": list(secrets),
+                "values": {each: os.environ[each] for each in secrets if each in os.environ},
+            }
+        )
+        return Job(self, made, number, None if out is None else Path(out))
+
+    def logs(
+        self, job: str | int, *, worker: int | str | None = None, follow: bool = False
+    ) -> Iterator[str]:
+        """Return the lines that the processes of a script said, the oldest first.
+
+        This is ``ebb logs``. The master keeps the newest 256 KiB of each process. Lines may have
+        control characters.
+
+        Args:
+            job: The job of the script.
+            worker: The only process to read, by its number or its name, such as ``train-7-0``.
+                Default: all of them. Then the name of its process is before each line.
+            follow: Go on with new lines until the script is over.
+
+        Raises:
+            NotFoundError: The master does not know the job, or it is of no script.
+            AccessError: Neither the token's owner sent the script, nor is the token an operator's.
+            InvalidJobError: ``worker`` is no process.
+        """
+        only = None if worker is None else str(worker)
+        return _lines(self._native.logs(str(job), only, follow))
 
     def jobs(self) -> list[Status]:
         """Return all jobs of the master, the oldest first."""
@@ -199,6 +276,16 @@ class Client:
         read = Result.read(out)
         return Result(status, read.metrics, read.out, read._weights)
 
+    def worst(self, job: str | int) -> Worst:
+        """Return the records with the largest losses in a job's last evaluation.
+
+        There are some if the job file has ``evaluation.worst``, and the job has ended.
+
+        Raises:
+            NotFoundError: The master does not know the job.
+        """
+        return Worst(*self._native.worst(str(job)))
+
     def _wait(
         self, job: str, out: Path | None, resumes: bool, progress: bool | None, check: bool
     ) -> Result:
@@ -235,6 +322,10 @@ class Job:
         """Return the job's state; see ``Client.status``."""
         return self.client.status(self.name)
 
+    def logs(self, *, worker: int | str | None = None, follow: bool = False) -> Iterator[str]:
+        """Return the lines of the processes of the job's script; see ``Client.logs``."""
+        return self.client.logs(self.name, worker=worker, follow=follow)
+
     def watch(self) -> Watch:
         """Return the job's events; see ``Client.watch``."""
         return self.client.watch(self.name)
@@ -269,6 +360,10 @@ class Job:
     def fetch(self, out: str | os.PathLike[str]) -> Result:
         """Write the job's results into a folder; see ``Client.fetch``."""
         return self.client.fetch(self.name, out)
+
+    def worst(self) -> Worst:
+        """Return the records with the largest losses; see ``Client.worst``."""
+        return self.client.worst(self.name)
 
 
 class Watch:
@@ -342,6 +437,11 @@ class Watch:
             return Event.of(*event)
         self.status = None if ended is None else Status.of(ended)
         return None
+
+
+def _lines(logs: _native.Logs) -> Iterator[str]:
+    while (lines := logs.next()) is not None:
+        yield from lines
 
 
 def _settle(future: asyncio.Future[_Step], step: _Step | None, error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Writes a trained model for other programs: ONNX, TorchScript, PyTorch, Hugging Face.
+"""Writes a trained model for other programs: ONNX, TorchScript, PyTorch, Keras, Hugging Face.
 
 After the end of a job the model of its loop has the final weights. One process writes them:
 
@@ -22,9 +22,9 @@ from typing import Any
 from ebbflow import _weights
 from ebbflow.errors import ExportError, OutputError
 from ebbflow.result import Result
-from ebbflow.tensors import plain_name
+from ebbflow.tensors import is_keras, plain_name
 
-__all__ = ["onnx", "pretrained", "state_dict", "torchscript"]
+__all__ = ["keras", "onnx", "pretrained", "state_dict", "torchscript"]
 
 #: Packages that write an ONNX file and compute with it.
 _ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -55,9 +55,11 @@ def onnx(
     """Write a module as an ONNX file, and check its outputs with onnxruntime.
 
     Args:
-        model: A ``torch.nn.Module``. It is exported in evaluation mode.
+        model: A ``torch.nn.Module``, or a ``keras.Model`` on the backend torch. It is exported in
+            evaluation mode.
         inputs: An example of what ``forward`` takes: a tensor, several ones in a tuple, or a
-            dictionary of tensors by the names of arguments.
+            dictionary of tensors by the names of arguments. Of a Keras model what a call takes: an
+            array or a tensor, or several ones in a list or in a dictionary by the names of inputs.
         path: The file. Folders above it are made.
         any_batch: Whether the first dimension of every input may have any size in the file.
         tolerance: Largest difference of an output of onnxruntime, beside the module's largest
@@ -69,12 +71,17 @@ def onnx(
     Raises:
         ModuleNotFoundError: A package is missing: ``pip install 'ebbflow[onnx]'``.
         RuntimeError: torch is older than 2.6.
-        ExportError: torch cannot export the module, or onnxruntime computes other outputs. There is
-            no new file.
+        ExportError: torch cannot export the module, onnxruntime computes other outputs, or Keras
+            has another backend. There is no new file.
     """
-    require_onnx("ebbflow.export.onnx")
+    require_onnx("ebbflow.export.onnx", model)
     import torch
 
+    of_keras, names = is_keras(model), None
+    if of_keras:
+        from ebbflow.keras.module import called
+
+        model, inputs, names = called(model, inputs)
     module = _inner(model)
     positional, named = _arguments(inputs, module)
     tensors = [*positional, *named.values()]
@@ -82,6 +89,8 @@ def onnx(
     if any_batch:
         dimensions = [{0: torch.export.Dim.DYNAMIC} for _ in tensors]
         shapes = dict(zip(named, dimensions, strict=True)) if named else tuple(dimensions)
+        # The module of a Keras model has one argument: `*tensors`.
+        shapes = (shapes,) if of_keras else shapes
     with _evaluating(module), _whole(path) as partial:
         try:
             torch.onnx.export(
@@ -91,6 +100,7 @@ def onnx(
                 kwargs=named,
                 dynamo=True,
                 dynamic_shapes=shapes,
+                input_names=names,
                 external_data=False,
                 verbose=False,
             )
@@ -106,13 +116,23 @@ def onnx(
     return Path(path)
 
 
-def require_onnx(what: str) -> None:
-    """Check that ``what`` can write ONNX files, before a training.
+def require_onnx(what: str, model: Any = None) -> None:
+    """Check that ``what`` can write ONNX files, of ``model`` too, before a training.
 
     Raises:
+        ExportError: ``model`` is one of Keras on another backend than torch.
         ModuleNotFoundError: A package is missing.
         RuntimeError: torch is too old.
     """
+    if is_keras(model):
+        from keras import config
+
+        if config.backend() != "torch":
+            raise ExportError(
+                f"{what}: Keras writes ONNX on its backend torch, and here it has "
+                f"{config.backend()}; write the model by ebbflow.export.keras, and load that file "
+                "in a process with KERAS_BACKEND=torch"
+            )
     for package in _ONNX:
         if importlib.util.find_spec(package) is None:
             raise ModuleNotFoundError(
@@ -182,6 +202,60 @@ def state_dict(model: Any, path: str | os.PathLike[str]) -> Path:
     with _whole(path) as partial:
         torch.save(tensors, partial)
     return Path(path)
+
+
+def keras(model: Any, path: str | os.PathLike[str], result: Result | None = None) -> Path:
+    """Write a Keras model, or its weights alone, on any backend.
+
+    Args:
+        model: A ``keras.Model`` that has its variables.
+        path: The file. Its name ends in ``.keras`` for the whole model, which
+            ``keras.saving.load_model`` reads, or in ``.weights.h5`` for ``model.load_weights``.
+            Folders above it are made.
+        result: Result of a job that trained this model. Its weights are copied into ``model``
+            first. Default: the weights that ``model`` has.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        TypeError: ``model`` is none of Keras.
+        ValueError: ``path`` ends in something else.
+        ExportError: The weights of ``result`` are those of another model, which is left as it was,
+            or Keras cannot write the model. There is no new file.
+    """
+    if not is_keras(model):
+        raise TypeError(f"model: expected a keras.Model, found {type(model).__name__}")
+    write = {".keras": "save", ".weights.h5": "save_weights"}
+    method = next((write[end] for end in write if str(path).endswith(end)), None)
+    if method is None:
+        raise ValueError(f"{path}: expected a name that ends in .keras or .weights.h5")
+    if result is not None:
+        _assign(model, result)
+    with _whole(path) as partial:
+        try:
+            getattr(model, method)(partial)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ExportError(f"{path}: Keras cannot write the model: {reason}") from error
+    return Path(path)
+
+
+def _assign(model: Any, result: Result) -> None:
+    """Copy the weights of a result into a Keras model, by the paths of its variables."""
+    saved = result.state_dict()
+    own = {str(variable.path): variable for variable in model.weights}
+    wrong = [name for name in own if name not in saved] + [
+        name for name in saved if name not in own
+    ]
+    wrong += [name for name in own if name in saved and saved[name].shape != tuple(own[name].shape)]
+    if wrong:
+        raise ExportError(
+            f"result: `{wrong[0]}` is not in both the job and the model, or has another shape; "
+            "make the model as the script of the job does, with the same names of layers"
+        )
+    for name, variable in own.items():
+        variable.assign(saved[name])
 
 
 def pretrained(

@@ -25,7 +25,6 @@ from ebbflow._fabric import (
     check_function,
     checked_logger,
     fleet_of,
-    is_keras,
     limits,
     measured,
     number,
@@ -39,6 +38,7 @@ from ebbflow.callbacks import Callback
 from ebbflow.keras._fabric import KerasPart
 from ebbflow.session import Batch, Session
 from ebbflow.status import Event
+from ebbflow.tensors import is_keras
 
 __all__ = ["FabricModel", "LoggerCallback"]
 
@@ -124,7 +124,7 @@ class FabricModel:
         worker_logger_callback: Hears the numbers of each worker, in that worker.
         driver_logger_callback: Hears the numbers of the whole job, in one elected process.
         save_to_onnx: Write the final model to ``model.onnx``, in the folder that the variable
-            ``RESULT_DIR`` names, or in the current one. Refused with a Keras model.
+            ``RESULT_DIR`` names, or in the current one. A Keras model needs the backend torch.
         keras_custom_objects: With a Keras model, what names in the loss, the optimizer and the
             metrics stand for.
         fn_batch_collate: Makes a batch, ``(features, labels)``, of a list of records.
@@ -205,7 +205,8 @@ class FabricModel:
             ValueError: A number is too small, or a variable of EDT is no such number.
             ModuleNotFoundError: ``save_to_onnx`` needs a package that is not there.
             RuntimeError: ``save_to_onnx`` needs a newer torch.
-            ExportError: The model cannot be written as ONNX after its training.
+            ExportError: The model cannot be written as ONNX after its training, or Keras has
+                another backend than torch.
             SessionFailedError: The job has failed or was cancelled.
         """
         whole("epoch_number", epoch_number, 1)

@@ -25,6 +25,20 @@ from ebbflow.errors import WrittenError
 _SHARED_BYTES_MIN = 1 << 18
 
 
+def is_keras(model: Any) -> bool:
+    """Return whether a model is one of Keras, which on its backend torch is a torch module too.
+
+    Raises:
+        TypeError: It is one of Keras 2.
+    """
+    modules = {kind.__module__.partition(".")[0] for kind in type(model).__mro__}
+    if "tf_keras" in modules:
+        raise TypeError(
+            f"model: {type(model).__name__} is a model of Keras 2 (tf_keras); make it with Keras 3"
+        )
+    return "keras" in modules
+
+
 class Tensors:
     """The tensors of a module, in the order in which the job has them.
 
@@ -34,7 +48,7 @@ class Tensors:
             or counters (int64).
 
     Raises:
-        TypeError: ``model`` is no ``torch.nn.Module``.
+        TypeError: ``model`` is no ``torch.nn.Module``, or one of Keras.
         ValueError: It has nothing to train, a trained tensor has a type other than float32, or a
             name in ``state`` is none of a buffer that may be one.
     """
@@ -42,7 +56,7 @@ class Tensors:
     def __init__(self, model: Any, state: Sequence[str] = ()) -> None:
         import torch
 
-        if any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
+        if is_keras(model):
             raise TypeError(
                 f"model: {type(model).__name__} is a Keras model; call ebbflow.keras.join"
             )

@@ -3,20 +3,25 @@
     with ebbflow.join(..., callbacks=[trackers.Csv("metrics.csv")]) as job:
 
 A process that is elected later records the job again from its first event on. Each tracker leaves
-one record of the job then, not two. Libraries are imported when a tracker is made.
+one record of the job then, not two. Libraries are imported when a tracker is made. With
+``ebbflow.callbacks.follow`` they record the worst records of a job file, too.
 """
 
 from __future__ import annotations
 
 import csv
 import importlib
+import io
+import json
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ebbflow.callbacks import Callback
 from ebbflow.status import Event
+from ebbflow.worst import Worst
 
 __all__ = ["Csv", "MLflow", "TensorBoard", "WandB"]
 
@@ -51,6 +56,7 @@ class Tracker(Callback):
     def __init__(self) -> None:
         self._job = ""
         self._run: str | None = None
+        self._newest: Event | None = None
 
     def on_begin(self, job: str) -> None:
         self._job = job
@@ -60,9 +66,14 @@ class Tracker(Callback):
             # The master noted the time of the first event, so each process makes this name.
             self._run = f"{self._job}-{event.unix_ms:x}"
             self.open(self._run)
+        self._newest = event
         found = scalars(event)
         if found is not None:
             self.record(event, *found)
+
+    def on_worst(self, worst: Worst, updates: int) -> None:
+        if self._newest is not None:
+            self.tables(self._newest, updates, worst)
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
         if self._run is not None:
@@ -74,6 +85,9 @@ class Tracker(Callback):
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Record the metrics of an event."""
 
+    def tables(self, event: Event, updates: int, worst: Worst) -> None:
+        """Record the worst records, of which the newest event is ``event``."""
+
     def close(self, status: str) -> None:
         """End the run of a job that ended as ``succeeded``, ``failed`` or ``cancelled``."""
 
@@ -83,6 +97,8 @@ class Csv(Tracker):
 
     The columns are ``sequence`` (the event's number), ``unix_ms``, ``epoch``, ``step`` (updates so
     far), ``metric`` (such as ``train/loss``) and ``value``. A file that is there is replaced.
+
+    The worst records are in a file beside it, such as ``metrics.worst.csv``, without images.
 
     Args:
         path: The file.
@@ -111,6 +127,20 @@ class Csv(Tracker):
                 self._writer.writerow([*place, name, repr(value)])
         self._file.flush()
 
+    def tables(self, event: Event, updates: int, worst: Worst) -> None:
+        """Write a line for each of the worst records."""
+        path = self._path.with_suffix(f".worst{self._path.suffix}")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            names = ["set", "record", "file", "row", "loss", "label", "outputs", "places", "text"]
+            writer = csv.DictWriter(
+                file, names, restval="", extrasaction="ignore", lineterminator="\n"
+            )
+            writer.writeheader()
+            for name, columns, rows in worst.tables():
+                writer.writerows(
+                    {"set": name, **dict(zip(columns, row, strict=True))} for row in rows
+                )
+
     def close(self, status: str) -> None:
         """Close the file."""
         self._file.close()
@@ -137,6 +167,15 @@ class TensorBoard(Tracker):
         """Write the scalars of an event."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, updates, walltime=event.unix_ms / 1e3)
+        self._writer.flush()
+
+    def tables(self, event: Event, updates: int, worst: Worst) -> None:
+        """Write tables and images as ``ebb run`` and ``ebb fetch`` do."""
+        own = self._library.__name__ == "tensorboardX"
+        protos = "tensorboardX.proto" if own else "tensorboard.compat.proto"
+        message = importlib.import_module(f"{protos}.summary_pb2").Summary
+        summary = message.FromString(worst.summary)
+        self._writer.file_writer.add_summary(summary, updates, walltime=event.unix_ms / 1e3)
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -171,6 +210,23 @@ class WandB(Tracker):
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Log the metrics of an event."""
         self._wandb.log(values | {"step": updates}, step=event.sequence)
+
+    def tables(self, event: Event, updates: int, worst: Worst) -> None:
+        """Log a table of each validation set. Images need Pillow."""
+        found: dict[str, Any] = {"step": updates}
+        for name, columns, rows in worst.tables():
+            if "image" in columns:
+                at = columns.index("image")
+                rows = [[*row[:at], self._image(row[at]), *row[at + 1 :]] for row in rows]
+            found[f"{name}/worst"] = self._library.Table(columns=columns, data=rows)
+        self._wandb.log(found, step=event.sequence)
+
+    def _image(self, png: bytes | None) -> Any:
+        try:
+            from PIL import Image
+        except ImportError:
+            return None
+        return None if png is None else self._library.Image(Image.open(io.BytesIO(png)))
 
     def close(self, status: str) -> None:
         """Finish the run, with exit code 1 if the job did not succeed."""
@@ -225,10 +281,42 @@ class MLflow(Tracker):
         tag = kinds.RunTag("ebbflow.sequence", str(event.sequence))
         self._client.log_batch(self._id, metrics=metrics, tags=[tag])
 
+    def tables(self, event: Event, updates: int, worst: Worst) -> None:
+        """Log tables in the form of ``mlflow.log_table``, which needs pandas."""
+        logged = []
+        for name, columns, rows in worst.tables():
+            file, place = f"{name}/worst.json", f"table_images/{name}/worst"
+            if "image" in columns:
+                at = columns.index("image")
+                images = [row[at] for row in rows]
+                self._log_images(images, place)
+                rows = [
+                    [*row[:at], _shown(image, f"{place}/{number}.png"), *row[at + 1 :]]
+                    for number, (row, image) in enumerate(zip(rows, images, strict=True))
+                ]
+            self._client.log_dict(self._id, {"columns": columns, "data": rows}, file)
+            logged.append({"path": file, "type": "table"})
+        # The page of the run shows what this tag names as a table.
+        self._client.set_tag(self._id, "mlflow.loggedArtifacts", json.dumps(logged))
+
+    def _log_images(self, images: list[bytes | None], place: str) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            for number, image in enumerate(images):
+                if image is not None:
+                    Path(folder, f"{number}.png").write_bytes(image)
+            self._client.log_artifacts(self._id, folder, place)
+
     def close(self, status: str) -> None:
         """End the run."""
         states = {"succeeded": "FINISHED", "cancelled": "KILLED"}
         self._client.set_terminated(self._id, states.get(status, "FAILED"))
+
+
+def _shown(image: bytes | None, path: str) -> dict[str, str] | None:
+    """Return what stands for an image in a table of MLflow."""
+    if image is None:
+        return None
+    return {"type": "image", "filepath": path, "compressed_filepath": path}
 
 
 #: The extra of this package that installs a library.

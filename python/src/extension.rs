@@ -8,6 +8,7 @@ mod job;
 mod log;
 mod program;
 mod run;
+mod script;
 mod secrets;
 mod session;
 mod wait;
@@ -34,6 +35,8 @@ mod _native {
     use super::program::main;
     #[pymodule_export]
     use super::run::run;
+    #[pymodule_export]
+    use super::script::Logs;
     #[pymodule_export]
     use super::session::{Evaluate, Region, Session, Train, microbatch_key};
 

@@ -21,6 +21,8 @@ pub(crate) fn class(error: &Error) -> &'static str {
         | Error::PredictionsInMemory
         | Error::NothingToResume
         | Error::Exists { .. }
+        | Error::Bundle { .. }
+        | Error::NoSecret { .. }
         | Error::Path { .. } => "InvalidJobError",
         Error::Checkpoint(_)
         | Error::NoCheckpoints { .. }
@@ -103,6 +105,7 @@ mod tests {
         assert_eq!(class(&away), "UnreachableError");
         let source = std::io::Error::other("gone");
         assert_eq!(class(&Error::JobFile { path: "j.toml".into(), source }), "InvalidJobError");
+        assert_eq!(class(&Error::NoSecret { name: "KEY".to_owned() }), "InvalidJobError");
         assert_eq!(class(&Error::InUse { dir: "out".into() }), "OutputError");
         assert_eq!(class(&Error::HasResults { file: "s3://b/summary.json".to_owned() }), "OutputError");
         assert_eq!(class(&Error::Panicked("x".to_owned())), "ClusterError");

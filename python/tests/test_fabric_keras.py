@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ keras = pytest.importorskip("keras")
 
 from ebbflow import errors  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
+
+from .conftest import needs  # noqa: E402
 
 RECORDS, TESTED = 100, 30
 
@@ -174,11 +177,25 @@ def test_metrics_that_do_not_add_up_and_losses_that_are_no_means_are_refused() -
 
 
 # S0-27
-def test_onnx_is_refused_before_the_training() -> None:
-    worker = Logger()
-    with pytest.raises(TypeError, match="models of Keras are not exported"):
-        fabric(save_to_onnx=True, worker_logger_callback=worker).train(1, 50)
-    assert worker.calls == []
+def test_the_final_model_is_saved_as_onnx_on_the_backend_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, model = Logger(), network()
+    made = fabric(model, save_to_onnx=True, worker_logger_callback=worker)
+    monkeypatch.setenv("RESULT_DIR", str(tmp_path))
+    if BACKEND != "torch":
+        with pytest.raises(errors.ExportError, match=r"with KERAS_BACKEND=torch"):
+            made.train(1, 50)
+        assert worker.calls == []
+        return
+    onnxruntime = needs("onnxruntime", "onnx", "onnxscript")
+    made.train(1, 50)
+    runner = onnxruntime.InferenceSession(
+        str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    x = datasets()[1].x
+    (found,) = runner.run(None, {"x": x})
+    assert found == pytest.approx(model.predict(x, verbose=0), abs=1e-5)
 
 
 def test_the_same_script_gives_the_same_bits() -> None:

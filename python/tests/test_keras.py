@@ -21,7 +21,7 @@ pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")
 
 import ebbflow.keras  # noqa: E402
-from ebbflow import errors  # noqa: E402
+from ebbflow import _weights, errors  # noqa: E402
 from ebbflow.keras import threads  # noqa: E402
 from ebbflow.keras.optimizers import optimizer_settings  # noqa: E402
 from ebbflow.keras.variables import Roles  # noqa: E402
@@ -590,3 +590,47 @@ def test_these_tests_pass_on_tensorflow_too() -> None:
         text=True,
     )
     assert ended.returncode == 0, ended.stdout[-6000:]
+
+
+def result_of(model: Any) -> ebbflow.Result:
+    """Return the result of a job that left the weights of a model."""
+    pairs = zip(model.weights, values(model), strict=True)
+    tensors = {
+        str(variable.path): ("F32", array.shape, memoryview(array.tobytes()))
+        for variable, array in pairs
+    }
+    content = _weights.to_bytes(tensors, {})
+    return ebbflow.Result(ebbflow.Status({}), ebbflow.Metrics([]), None, lambda: content)
+
+
+def test_plain_keras_reads_a_trained_model_and_its_weights(tmp_path: Path) -> None:
+    model = network(LAYERS.BatchNormalization(name="normal"))
+    trained(model, OPTIMIZERS.Adam(0.01), epochs=1)
+    x, _ = data()
+    expected = model.predict(x, verbose=0)
+    whole = ebbflow.export.keras(model, tmp_path / "of/network.keras")
+    weights = ebbflow.export.keras(model, tmp_path / "of/network.weights.h5")
+    assert sorted(tmp_path.glob("of/*")) == [whole, weights]
+    assert np.array_equal(keras.saving.load_model(whole).predict(x, verbose=0), expected)
+    fresh = network(LAYERS.BatchNormalization(name="normal"))
+    fresh.load_weights(weights)
+    assert np.array_equal(fresh.predict(x, verbose=0), expected)
+    # The results of a job, such as those that were fetched, into a model that is made again.
+    again = network(LAYERS.BatchNormalization(name="normal"))
+    ebbflow.export.keras(again, whole, result_of(model))
+    assert np.array_equal(again.predict(x, verbose=0), expected)
+    assert np.array_equal(keras.saving.load_model(whole).predict(x, verbose=0), expected)
+
+
+def test_what_is_no_model_of_keras_or_of_this_job_is_not_written(tmp_path: Path) -> None:
+    model, path = network(), tmp_path / "network.keras"
+    before = values(model)
+    for other in (network(LAYERS.BatchNormalization(name="normal")), network(LAYERS.Dense(4))):
+        with pytest.raises(errors.ExportError, match="make the model as the script of the job"):
+            ebbflow.export.keras(model, path, result_of(other))
+    assert all(map(np.array_equal, values(model), before))
+    with pytest.raises(ValueError, match=r"expected a name that ends in \.keras or \.weights\.h5"):
+        ebbflow.export.keras(model, tmp_path / "network.h5")
+    with pytest.raises(TypeError, match=r"expected a keras\.Model, found int"):
+        ebbflow.export.keras(3, path)
+    assert list(tmp_path.iterdir()) == []

@@ -71,11 +71,11 @@ def test_files_that_are_indexed_have_the_live_line_before_training() -> None:
         progress.event(train(0))
     lines = stream.getvalue().split("\r\x1b[2K")
     assert lines[1] == "[##########..........] indexing: 20 of 40 files, 20.0 MiB"
-    stream = io.StringIO()
-    with Progress(True, stream) as progress:
+    plain = io.StringIO()
+    with Progress(True, plain) as progress:
         for done in range(1, 40):
             progress.event(indexing(done))
-    assert len(stream.getvalue().splitlines()) == 9
+    assert len(plain.getvalue().splitlines()) == 9
 
 
 def test_a_terminal_stays_empty_if_nothing_is_to_be_shown() -> None:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from ebbflow.errors import InvalidJobError, JobFailedError, NotFoundError
 
 from .conftest import EBB, Cluster, Place, Process, needs, needs_there
 
@@ -235,6 +237,69 @@ def test_a_script_reaches_no_setting_of_its_agent(place: Place, tmp_path: Path) 
     names += ["EBBFLOW_WORKER", "EBBFLOW_WORKERS"]
     assert str(names) in reason
     assert "ZeroDivisionError" in reason
+
+
+SAYS = """
+import os, sys
+print(os.environ["EBBFLOW_WORKER"], *sys.argv[1:], os.environ["GIVEN"], "\\x1b[2J")
+print(os.environ["KEY"] == "hunter2-" * 2, os.environ["KEY"])
+sys.exit(3)
+"""
+
+
+def test_a_script_is_sent_and_heard_from_python(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = code(tmp_path, SAYS)
+    monkeypatch.setenv("KEY", "hunter2-" * 2)
+    job = place.client.submit_script(
+        script,
+        ["--lr", Path("rate")],
+        name="mine",
+        workers=1,
+        environment={"GIVEN": "this"},
+        secrets=["KEY"],
+        out=tmp_path / "out",
+    )
+    assert job.name == "mine-1"
+    agent(place.cluster, 0, 1)
+    said = list(job.logs(follow=True))
+    words = ["mine-1-0 --lr rate this \x1b[2J", "True [secret KEY]"]
+    assert said == [f"mine-1-0 | {line}" for line in words]
+    assert list(place.client.logs("mine", worker="mine-1-0")) == words
+    assert list(job.logs(worker=0)) == words
+    assert list(job.logs(worker=1)) == []
+    with pytest.raises(JobFailedError, match="exit code 3"):
+        job.wait(progress=False)
+    assert json.loads((tmp_path / "out/summary.json").read_text())["status"] == "failed"
+
+
+def test_a_script_that_cannot_travel_is_refused_before_it_is_sent(
+    place: Place, tmp_path: Path
+) -> None:
+    script, client = code(tmp_path, SAYS), place.client
+    with pytest.raises(InvalidJobError, match="use submit_script"):
+        client.submit(script)
+    (tmp_path / "job.toml").touch()
+    cases: list[tuple[Path, dict[str, Any], str]] = [
+        (tmp_path / "job.toml", {}, "is no Python script"),
+        (tmp_path / "none.py", {}, r"none\.py: cannot be read"),
+        (script, {"name": "a/b"}, r"Script\.name"),
+        (script, {"workers": -1}, r"Script\.processes"),
+        (script, {"environment": {"LD_PRELOAD": "x"}}, "LD_PRELOAD"),
+        (script, {"secrets": ["NOT_SET_HERE"]}, "secret NOT_SET_HERE: the environment has no"),
+    ]
+    for path, given, words in cases:
+        with pytest.raises(InvalidJobError, match=words):
+            client.submit_script(path, **given)
+    (script.parent / "requirements.txt").write_text("--pre\n")
+    with pytest.raises(InvalidJobError, match=r"requirements\.txt: line 1"):
+        client.submit_script(script)
+    with pytest.raises(InvalidJobError, match="worker 'first': expected a number"):
+        client.logs("train", worker="first")
+    with pytest.raises(NotFoundError, match="no job `train`"):
+        client.logs("train")
+    assert client.jobs() == []
 
 
 # S0-03, S0-04, S0-10, S0-12, S0-13, S0-32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import importlib
 import json
@@ -11,11 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ebbflow
 import pytest
 from ebbflow import trackers
+from ebbflow.callbacks import Callback, follow
 from ebbflow.status import Event
+from ebbflow.worst import Worst
 
-from .conftest import needs
+from .conftest import DIGITS, needs
 
 RUN = "mine-18bcfe56800"
 
@@ -47,12 +51,27 @@ def events() -> list[Event]:
     ]
 
 
+# The smallest file of PNG: one black pixel.
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgAB5Sfe/AAAAABJRU5ErkJggg=="
+)
+
+
+def worst() -> Worst:
+    """Return the worst records of two validation sets, of which one has an image."""
+    first = '{"record":7,"file":"a.csv","row":3,"loss":2.5,"label":1,"outputs":[0.5,null]}'
+    second = '{"record":9,"file":"a.csv","row":5,"loss":null}'
+    other = '{"set":"other","record":1,"file":"b.csv","row":1,"loss":0.5,"text":"a, b"}'
+    return Worst([(first, PNG), (second, None), (other, None)], b"")
+
+
 def record(tracker: trackers.Tracker, heard: list[Event], status: str | None = "succeeded") -> None:
     """Call a tracker. Without a status its process dies before the end."""
     tracker.on_begin("mine")
     for event in heard:
         tracker.on_event(event)
     if status is not None:
+        tracker.on_worst(worst(), 2)
         tracker.on_end({"status": status})
 
 
@@ -92,6 +111,12 @@ def test_csv_has_a_line_for_each_metric(tmp_path: Path) -> None:
         "value": "1.0",
     }
     assert len(found) == 2 * 5 + 2 + 1
+    assert (path.parent / "mine.worst.csv").read_text().splitlines() == [
+        "set,record,file,row,loss,label,outputs,places,text",
+        'validation,7,a.csv,3,2.5,1,"[0.5, null]",,',
+        "validation,9,a.csv,5,,,,,",
+        'other,1,b.csv,1,0.5,,,,"a, b"',
+    ]
 
 
 def test_csv_of_a_process_that_takes_over_is_whole(tmp_path: Path) -> None:
@@ -136,6 +161,40 @@ def test_tensorboard_shows_each_number_once(tmp_path: Path) -> None:
     assert (accuracy.step, accuracy.value, accuracy.wall_time) == (2, 1.0, 1_700_000_000.004)
 
 
+class Hears(Callback):
+    """Keeps the worst records."""
+
+    def on_worst(self, worst: Worst, updates: int) -> None:
+        self.worst, self.updates = list(worst), updates
+
+
+def test_the_worst_records_of_a_job_are_those_of_its_results(
+    client: ebbflow.Client, tmp_path: Path
+) -> None:
+    job = client.submit(DIGITS, changes={"epochs": 1, "evaluation.worst": 3})
+    heard = Hears()
+    status = follow(job, [heard])
+    job.fetch(tmp_path / "out")
+    assert heard.updates == status.steps_done
+    images = [record.pop("image") for record in heard.worst]
+    assert [image[:4] for image in images] == [b"\x89PNG"] * 3
+    lines = (tmp_path / "out/worst.jsonl").read_text().splitlines()
+    assert heard.worst == [json.loads(line) for line in lines]
+    assert not client.worst(
+        client.submit(DIGITS, changes={"epochs": 1}).wait(progress=False).status.job
+    )
+
+    reader = needs("tensorboard.backend.event_processing.event_accumulator", "torch")
+    follow(job, [trackers.TensorBoard(tmp_path / "board")])
+    boards = [
+        reader.EventAccumulator(str(folder)).Reload()
+        for folder in (tmp_path / "board", tmp_path / "out/tensorboard")
+    ]
+    for tag in ("validation/worst", "validation/worst/images"):
+        (own,), (other,) = (board.Tensors(tag) for board in boards)
+        assert (own.step, own.tensor_proto) == (other.step, other.tensor_proto)
+
+
 def test_wandb_keeps_an_offline_run_that_its_own_program_reads(tmp_path: Path) -> None:
     needs("wandb")
     tracker = trackers.WandB("project", mode="offline", dir=str(tmp_path))
@@ -153,6 +212,17 @@ def test_wandb_keeps_an_offline_run_that_its_own_program_reads(tmp_path: Path) -
     assert [(row["step"], row.get("train/loss")) for row in items[:2]] == [(1, 0.75), (2, 0.5)]
     assert (items[2]["step"], items[2]["validation/loss"]) == (2, 0.25)
     assert items[2]["validation/accuracy"] == 1.0 and "train/loss" not in items[2]
+    tables = {name: items[3][f"{name}/worst._type"] for name in ("validation", "other")}
+    assert set(tables.values()) == {"table-file"}
+    # What the run itself has of a table names the kind of an image. The artifact has the image.
+    (table,) = file.parent.glob("files/media/table/validation/worst_*.table.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["record", "file", "row", "loss", "label", "outputs", "image"],
+        "data": [
+            [7, "a.csv", 3, 2.5, 1, "[0.5, null]", "Image"],
+            [9, "a.csv", 5, None, None, None, None],
+        ],
+    }
     assert [line["exit"]["exit_code"] for line in found if line["type"] == "exit"] == [0]
 
 
@@ -165,8 +235,12 @@ def test_wandb_says_that_a_job_failed(tmp_path: Path) -> None:
     assert json.loads(said)["exit_code"] == 1
 
 
-def test_mlflow_has_each_number_once(tmp_path: Path) -> None:
+def test_mlflow_has_each_number_and_each_table_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlflow = needs("mlflow", "sqlalchemy", "alembic")
+    # Artifacts are in the current folder.
+    monkeypatch.chdir(tmp_path)
     uri = f"sqlite:///{tmp_path}/runs.db"
     record(trackers.MLflow("experiment", uri), events()[:3], status=None)
     record(trackers.MLflow("experiment", uri), events())
@@ -177,6 +251,14 @@ def test_mlflow_has_each_number_once(tmp_path: Path) -> None:
     history = client.get_metric_history(run.info.run_id, "train/loss")
     assert [(point.step, point.value) for point in history] == [(1, 0.75), (2, 0.5)]
     assert run.data.metrics["validation/accuracy"] == 1.0
+    tables = json.loads(run.data.tags["mlflow.loggedArtifacts"])
+    files = [table["path"] for table in tables]
+    assert files == ["validation/worst.json", "other/worst.json"]
+    (place,) = tmp_path.glob("mlruns/*/*/artifacts")
+    table = json.loads((place / files[0]).read_text())
+    first, second = (dict(zip(table["columns"], row, strict=True)) for row in table["data"])
+    assert (first["record"], first["outputs"], second["image"]) == (7, "[0.5, null]", None)
+    assert (place / first["image"]["filepath"]).read_bytes() == PNG
     record(trackers.MLflow("experiment", uri), events(), status="failed")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FAILED"

@@ -33,7 +33,7 @@ pub(super) const RESULTS: &str = "out";
 /// # Errors
 /// The job file is wrong, the folder cannot be written, or the job cannot start.
 pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
-    if script::is_script(&args.job) {
+    if client::is_script(&args.job) {
         return script::run(args, app).await;
     }
     script::refuse_for_job(&args.script, &args.launch)?;

@@ -40,11 +40,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// End of the name of a job that only elects which process calls callbacks (ADR 34).
 const ELECTION: &str = ".callbacks";
 
-/// Returns whether this is a script and no job file.
-pub(super) fn is_script(job: &Path) -> bool {
-    job.extension().is_some_and(|ending| ending == "py")
-}
-
 /// Refuses what only a script has, for a job file.
 ///
 /// # Errors

@@ -15,7 +15,7 @@ use crate::terminal::progress::Progress;
 /// The job file is wrong, the folder cannot be written, or the master does not answer or refuses
 /// the job.
 pub(crate) async fn run(args: args::Submit, app: &App) -> Result<bool> {
-    if super::script::is_script(&args.file.job) {
+    if client::is_script(&args.file.job) {
         return super::script::submit::run(args, app).await;
     }
     super::script::submit::refuse_for_job(&args)?;

@@ -154,14 +154,22 @@ pub(crate) fn write_worst(
     step: u64,
     worst: &[pb::WorstRecord],
 ) -> io::Result<()> {
+    write_values(to, unix_ms, step, of_worst(worst))
+}
+
+/// Returns the message `Summary` of the worst records, encoded.
+pub(super) fn worst_summary(worst: &[pb::WorstRecord]) -> Vec<u8> {
+    Summary { values: of_worst(worst) }.encode_to_vec()
+}
+
+fn of_worst(worst: &[pb::WorstRecord]) -> Vec<Value> {
     let of_set = |records: &[pb::WorstRecord]| {
         let tag = format!("{}/worst", shown(&records[0].set));
         let images: Vec<_> = records.iter().filter_map(table::image).collect();
         let images = Value::images(format!("{tag}/images"), &images);
         [Value::text(tag, table::markdown(records))].into_iter().chain(images)
     };
-    let values = worst.chunk_by(|one, next| one.set == next.set).flat_map(of_set).collect();
-    write_values(to, unix_ms, step, values)
+    worst.chunk_by(|one, next| one.set == next.set).flat_map(of_set).collect()
 }
 
 fn write_values(to: &mut impl Write, unix_ms: u64, step: u64, values: Vec<Value>) -> io::Result<()> {

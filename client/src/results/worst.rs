@@ -1,7 +1,28 @@
-//! `worst.jsonl`: the records with the largest losses in the last evaluation, one in each line.
+//! The records with the largest losses in the last evaluation: `worst.jsonl`, one in each line, and
+//! what other programs show of them.
 
 use proto::pb;
 use serde::Serialize;
+
+use super::{table, tensorboard};
+
+/// The worst records of a job, for programs that show them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorstRecords {
+    /// The line of each record in `worst.jsonl`, and its image as a PNG file if it has one.
+    pub records: Vec<(String, Option<Vec<u8>>)>,
+    /// What TensorBoard shows of all of them: an encoded message `Summary`.
+    pub summary: Vec<u8>,
+}
+
+impl WorstRecords {
+    /// Returns the worst records in the state of a job.
+    pub fn of(status: &pb::JobStatus) -> Self {
+        let record = |record| Some((line(record)?, table::image(record).map(<[u8]>::to_vec)));
+        let records = status.worst.iter().filter_map(record).collect();
+        Self { records, summary: tensorboard::worst_summary(&status.worst) }
+    }
+}
 
 /// One line, in the order of its fields. Numbers that are NaN or infinite become `null`.
 #[derive(Serialize)]
@@ -53,17 +74,18 @@ impl<'a> Label<'a> {
 
 /// Returns the content of the file.
 pub(super) fn lines(worst: &[pb::WorstRecord]) -> String {
-    let mut lines = String::new();
-    for pb::WorstRecord { set, file, row, found } in worst {
-        let Some(found) = found else { continue };
-        let pb::RecordLoss { record, loss, outputs, places, .. } = found;
-        let label = Label::of(found);
-        let text = found.preview.as_ref().map_or("", |preview| preview.text.as_str());
-        let line = Line { set, record: *record, file, row: *row, loss: *loss, label, outputs, places, text };
-        lines += &serde_json::to_string(&line).expect("plain fields");
-        lines.push('\n');
-    }
-    lines
+    worst.iter().filter_map(line).map(|line| line + "\n").collect()
+}
+
+/// Returns the line of a record, without its line end.
+fn line(record: &pb::WorstRecord) -> Option<String> {
+    let pb::WorstRecord { set, file, row, found } = record;
+    let found = found.as_ref()?;
+    let pb::RecordLoss { record, loss, outputs, places, .. } = found;
+    let label = Label::of(found);
+    let text = found.preview.as_ref().map_or("", |preview| preview.text.as_str());
+    let line = Line { set, record: *record, file, row: *row, loss: *loss, label, outputs, places, text };
+    Some(serde_json::to_string(&line).expect("plain fields"))
 }
 
 #[cfg(test)]
@@ -98,5 +120,10 @@ mod tests {
             format!(r#"{{{start},"loss":null,"text":"a \"b\""}}"#),
         ];
         assert_eq!(lines(&found).lines().collect::<Vec<_>>(), expected);
+        let shown = WorstRecords::of(&pb::JobStatus { worst: found, ..Default::default() });
+        let (lines, images): (Vec<_>, Vec<_>) = shown.records.into_iter().unzip();
+        assert_eq!(lines, expected);
+        assert_eq!(images, [None, None, None, None, None, Some(vec![1])]);
+        assert!(shown.summary.windows(16).any(|window| window == b"validation/worst"));
     }
 }

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _PULLED = "a process pulls the weights before its first batch; remove the call"
-_MERGED = "the parameter servers merge gradients; register torch's own optimizer"
+_MERGED = "the parameter servers merge gradients; keep the tape, and register the optimizer itself"
 _RATE = (
     "the number of processes changes while a job trains, and no update depends on it; fix the "
     "records of an update with `effective` of run, and do not scale the learning rate"

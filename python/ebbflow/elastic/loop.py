@@ -1,7 +1,8 @@
 """Calls ``elastic_train(dataset)`` with the batches that are leased to this process.
 
-``optimizer.step()`` in the loop only says that the gradients are complete. The job gets them when
-the function with ``@elastic_allreduce`` has returned, so a function that fails counts for nothing.
+``optimizer.step()`` in the loop, ``optimizer.apply_gradients(..)`` in TensorFlow, only says that
+the gradients are complete. The job gets them when the function with ``@elastic_allreduce`` has
+returned, so a function that fails counts for nothing.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from ebbflow import session
+from ebbflow.elastic.library import Library, Torch, library_of
 from ebbflow.errors import SessionError, UnsupportedError
 
 #: The loop that :func:`run` is in.
@@ -29,14 +30,15 @@ class Loop:
 
     Attributes:
         model: The registered model.
-        optimizer: The registered optimizer. Its ``step`` is replaced while batches come.
+        optimizer: The registered optimizer. Its step is replaced while batches come.
         scheduler: The registered scheduler, or ``None``.
         scheduler_every: When the scheduler steps.
         job: The session, once the loop has asked for its first batch.
-        loss: The loss of the current batch: the sum of what ``backward`` was called on. ``None``
-            before the first ``backward``, or if one was no number.
+        library: What the loop is written in, once it has asked for its first batch.
+        loss: The loss of the current batch: the sum of what gradients were asked for. ``None``
+            before the first time, or if it was no number.
         merging: Whether a function with ``@elastic_allreduce`` runs.
-        stepped: Whether that function has called ``optimizer.step()``.
+        stepped: Whether that function has called the step of the optimizer.
     """
 
     def __init__(self, load_checkpoint: Callable[[Any], object] | None) -> None:
@@ -45,6 +47,7 @@ class Loop:
         self.scheduler: Any = None
         self.scheduler_every = "epoch"
         self.job: session.Session | None = None
+        self.library: Library = Torch()
         self.loss: float | None = None
         self.merging = False
         self.stepped = False
@@ -61,68 +64,51 @@ class Loop:
                 )
         if self._load_checkpoint is not None:
             self._load_checkpoint(self.model)
-        self.job = session.join(
-            self.model,
-            self.optimizer,
-            train_data,
-            eval_data,
-            scheduler=self.scheduler,
-            scheduler_every=self.scheduler_every,
-            **options,
-        )
-        self._rates = self._now()
+        self.library = library_of(self.model)
+        self.job = self.library.join(self, train_data, eval_data, options)
+        self._rates = self.library.rates(self.optimizer)
         return self.job
 
     def begin_batch(self) -> None:
         """Forget the batch before."""
         self.loss = None
         self.stepped = False
+        self.library.begin_batch()
 
-    def note(self, tensor: Any, gradient: Any) -> None:
-        """Add a tensor on which ``backward`` is called to the loss of the batch."""
-        if gradient is None and tensor.numel() == 1:
-            self.loss = (self.loss or 0.0) + float(tensor.detach())
+    def note(self, loss: float) -> None:
+        """Add a number whose gradients are asked for to the loss of the batch."""
+        self.loss = (self.loss or 0.0) + loss
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Stand for ``optimizer.step``: the gradients of the batch are complete."""
-        import torch
-
+    def check_step(self) -> None:
+        """Check that the loop may say now that the gradients of the batch are complete."""
         if not self.merging:
             raise SessionError(
-                "optimizer.step() is called outside of a function with @elastic_allreduce, which "
-                "hands the gradients to the job; put the call into one"
+                f"{self.library.step} is called outside of a function with @elastic_allreduce, "
+                "which hands the gradients to the job; put the call into one"
             )
-        if self._now() != self._rates:
+        rates = self.library.rates(self.optimizer)
+        if rates != self._rates:
             raise SessionError(
-                f"the loop changed the learning rate from {self._rates} to {self._now()}, and the "
-                "job has its own; give the scheduler to ElasticBroadcastObject.set_scheduler, and "
-                "remove scheduler.step()"
+                f"the loop changed the learning rate from {self._rates} to {rates}, and the job "
+                f"has its own; {self.library.schedule}"
             )
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.stepped = True
-        return loss
 
     def push(self, name: str) -> None:
         """Hand the gradients of the batch to the job, which reports the batch as finished."""
         if not self.stepped:
             raise SessionError(
-                f"{name} has @elastic_allreduce and returned without a call of optimizer.step() of "
-                "the registered optimizer, so its gradients are not complete"
+                f"{name} has @elastic_allreduce and returned without a call of "
+                f"{self.library.step} of the registered optimizer, so its gradients are not "
+                "complete"
             )
         if self.loss is None:
             raise SessionError(
-                f"{name}: the loss of the batch is not known; call backward() of the mean loss "
-                "over the batch, a tensor of one element, before optimizer.step()"
+                f"{name}: the loss of the batch is not known; call {self.library.losses} of the "
+                f"mean loss over the batch, a tensor of one element, before {self.library.step}"
             )
         assert self.job is not None
-        self.job.push(self.loss)
+        self.library.push(self.job, self.loss)
         self.stepped = False
-
-    def _now(self) -> list[float]:
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
 
 
 class Dataset:
@@ -165,12 +151,17 @@ class ElasticBroadcastObject:
 
     @staticmethod
     def set_model(model: Any) -> None:
-        """Register the ``torch.nn.Module`` to train. The first process gives the first weights."""
+        """Register the ``torch.nn.Module`` or ``keras.Model`` to train.
+
+        The first process gives the first weights.
+        """
         current("ElasticBroadcastObject.set_model").model = model
 
     @staticmethod
     def set_optimizer(optimizer: Any) -> None:
-        """Register an optimizer of ``torch.optim``. The parameter servers have its state.
+        """Register an optimizer of ``torch.optim`` or ``keras.optimizers``.
+
+        The parameter servers have its state.
 
         Raises:
             UnsupportedError: It is Horovod's.
@@ -179,7 +170,8 @@ class ElasticBroadcastObject:
         if type(optimizer).__module__.startswith("horovod"):
             raise UnsupportedError(
                 "set_optimizer got an optimizer of Horovod, which merges gradients itself; remove "
-                "hvd.DistributedOptimizer, and give the optimizer of torch.optim"
+                "hvd.DistributedOptimizer, and give the optimizer of torch.optim or "
+                "keras.optimizers"
             )
         loop.optimizer = optimizer
 
@@ -202,8 +194,8 @@ class ElasticBroadcastObject:
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            "ElasticBroadcastObject.set_session: loops of TensorFlow are not trained; write the "
-            "loop in PyTorch, and call set_model and set_optimizer"
+            "ElasticBroadcastObject.set_session: loops of TensorFlow 1 are not trained; write the "
+            "loop with tf.GradientTape or in PyTorch, and call set_model and set_optimizer"
         )
 
 
@@ -234,7 +226,8 @@ def run(
     Args:
         elastic_train: Registers model and optimizer, and iterates its argument. Returning earlier
             means leaving the job: other processes train the rest.
-        train_data: A data set with ``__len__`` and ``__getitem__``, or a ``DataLoader`` of one.
+        train_data: A data set with ``__len__`` and ``__getitem__``, or a ``DataLoader`` of one. For
+            a model of Keras what :func:`ebbflow.keras.join` takes.
         eval_data: Records on which ``measure`` measures the model at the end of each epoch.
         measure: Gets the registered model and a batch, and returns means as the function of
             :meth:`ebbflow.Session.evaluate` does.
@@ -264,8 +257,7 @@ def run(
 
         def batches() -> Iterator[session.Batch]:
             job = stack.enter_context(loop.join(train_data, eval_data, options))
-            stack.enter_context(_replaced_step(loop))
-            stack.enter_context(_noted_losses(loop))
+            stack.enter_context(loop.library.replaced(loop))
             return _batches(loop, job, measure)
 
         token = _CURRENT.set(loop)
@@ -289,41 +281,3 @@ def _batches(
             yield batch
         if measure is not None:
             job.evaluate(functools.partial(measure, loop.model))
-
-
-@contextlib.contextmanager
-def _replaced_step(loop: Loop) -> Iterator[None]:
-    """Let ``optimizer.step`` mean that gradients are complete."""
-    optimizer = loop.optimizer
-    before = vars(optimizer).get("step")
-    optimizer.step = loop.step
-    try:
-        yield
-    finally:
-        if before is None:
-            del optimizer.step
-        else:
-            optimizer.step = before
-
-
-@contextlib.contextmanager
-def _noted_losses(loop: Loop) -> Iterator[None]:
-    """Note the tensors on which this thread calls ``backward``.
-
-    The loop of ElasticDL passes only the optimizer to its step, and a job reports its loss too.
-    """
-    import torch
-
-    backward = torch.Tensor.backward
-    thread = threading.get_ident()
-
-    def noting(tensor: Any, gradient: Any = None, *args: Any, **options: Any) -> None:
-        if threading.get_ident() == thread:
-            loop.note(tensor, gradient)
-        backward(tensor, gradient, *args, **options)
-
-    torch.Tensor.backward = noting
-    try:
-        yield
-    finally:
-        torch.Tensor.backward = backward

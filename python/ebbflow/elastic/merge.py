@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, overload
 
 from ebbflow.elastic.loop import current
 from ebbflow.errors import AttemptsError, SessionError, UnsupportedError
-from ebbflow.tensors import Tensors
 
 _LOG = logging.getLogger("ebbflow")
 
@@ -22,7 +20,7 @@ _Value = TypeVar("_Value")
 @overload
 def elastic_allreduce(
     function: Callable[_Parameters, _Value],
-    framework: str = "torch",
+    framework: str | None = None,
     *,
     retries: int = 5,
     wait_secs: float = 1.0,
@@ -33,7 +31,7 @@ def elastic_allreduce(
 @overload
 def elastic_allreduce(
     function: None = None,
-    framework: str = "torch",
+    framework: str | None = None,
     *,
     retries: int = 5,
     wait_secs: float = 1.0,
@@ -43,13 +41,15 @@ def elastic_allreduce(
 
 def elastic_allreduce(
     function: Callable[..., Any] | None = None,
-    framework: str = "torch",
+    framework: str | None = None,
     *,
     retries: int = 5,
     wait_secs: float = 1.0,
     retry_on: tuple[type[Exception], ...] = (ConnectionError, TimeoutError),
 ) -> Any:
-    """Mark a function that calls ``optimizer.step()`` of the registered optimizer once.
+    """Mark a function that calls the step of the registered optimizer once.
+
+    That is ``optimizer.step()``, and in TensorFlow ``optimizer.apply_gradients(..)``.
 
     When it returns, the job gets the gradients, the batch is reported as finished, and the caller
     gets the function's value. A function that raises counts for nothing. An error of ``retry_on``
@@ -59,7 +59,8 @@ def elastic_allreduce(
 
     Args:
         function: The function. Without one, the call returns a decorator.
-        framework: ``"torch"``. TensorFlow is refused.
+        framework: ``"torch"`` or ``"tf_v2"``. Default: that of the registered model. TensorFlow 1
+            is refused.
         retries: How often a failed function runs again.
         wait_secs: Seconds before it runs again.
         retry_on: Errors that may pass.
@@ -70,12 +71,13 @@ def elastic_allreduce(
 
     The marked function raises:
         AttemptsError: It failed as often as it may, or cannot run again.
-        SessionError: It is called without a batch, or did not call ``optimizer.step()``.
+        SessionError: It is called without a batch, did not call the step of the optimizer, or the
+            registered model is of another framework.
     """
-    if framework != "torch":
+    if framework not in (None, "torch", "tf_v2"):
         raise UnsupportedError(
             f"elastic_allreduce: framework = {framework!r} is not trained; write the loop in "
-            'PyTorch (framework = "torch")'
+            'PyTorch, or with tf.GradientTape (framework = "torch" or "tf_v2")'
         )
     if retries < 0 or wait_secs < 0:
         raise ValueError(
@@ -96,7 +98,12 @@ def elastic_allreduce(
         loop = current(name)
         if loop.job is None:
             raise SessionError(f"{name} is called before the first batch of the dataset")
-        before = _Before(loop.job._tensors)
+        if framework not in (None, loop.library.framework):
+            raise SessionError(
+                f"{name} has framework = {framework!r}, and the registered model is one of "
+                f"{loop.library.framework!r}; leave framework out"
+            )
+        restore = loop.library.before(loop.job)
         loss = loop.loss
         for attempt in range(1, retries + 2):
             loop.merging = True
@@ -107,7 +114,7 @@ def elastic_allreduce(
                 reason = f"{name} failed at attempt {attempt} of {retries + 1}: {error!r}"
                 if attempt > retries:
                     raise AttemptsError(reason, attempt) from error
-                if not before.restore():
+                if not restore():
                     raise AttemptsError(
                         f"{reason}; it cannot run again, because it added to gradients that were "
                         "there before; call zero_grad() and backward() both inside or both outside",
@@ -123,43 +130,3 @@ def elastic_allreduce(
         raise AssertionError("the last attempt returns or raises")
 
     return merging
-
-
-class _Before:
-    """What a function that runs again must find as it was."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        import numpy
-        import torch
-
-        self._gradients = [
-            (tensor, tensor.grad, None if tensor.grad is None else tensor.grad._version)
-            for _, tensor in tensors.parameters
-        ]
-        self._states = [(tensor, tensor.clone()) for _, tensor in tensors.states]
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-        self._numpy = numpy.random.get_state()
-        self._random = random.getstate()
-
-    def restore(self) -> bool:
-        """Restore gradients, states and random numbers.
-
-        Returns:
-            Whether that was possible. Gradients are not copied, so one that was written is lost.
-        """
-        import numpy
-        import torch
-
-        for tensor, gradient, version in self._gradients:
-            if gradient is not None and gradient._version != version:
-                return False
-            tensor.grad = gradient
-        for tensor, values in self._states:
-            tensor.data.copy_(values)
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        numpy.random.set_state(self._numpy)
-        random.setstate(self._random)
-        return True

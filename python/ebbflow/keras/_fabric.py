@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebbflow._fabric import Part
+from ebbflow._fabric import Part, onnx_path
 from ebbflow._measured import Sums
-from ebbflow.keras.compiled import Compiled, check_loss, check_metric
+from ebbflow.export import onnx, require_onnx
+from ebbflow.keras.compiled import Compiled, check_loss, check_metric, parts
 from ebbflow.keras.engine import records_of
 from ebbflow.keras.session import join
 from ebbflow.session import Batch, Session
@@ -39,18 +40,18 @@ class KerasPart(Part):
         self._model = model
         self._collate = collate
         self._data: tuple[Any, Any] = (None, None)
+        self._inputs: Any = None
         model.compile(optimizer=optimizer, loss=loss, metrics=metrics, jit_compile=False)
         self._compiled = Compiled(model)
 
     def prepare(self, train: Any, test: Any, seed: int, to_onnx: bool) -> dict[str, Sums]:
         if to_onnx:
-            raise TypeError(
-                "save_to_onnx=True: models of Keras are not exported; leave save_to_onnx out, and "
-                'call model.export("model.onnx", format="onnx") after train'
-            )
+            require_onnx("save_to_onnx=True", self._model)
         self._data = train, test
         first = records_of(train, "train_data", seed, self._collate).load(0, [0])
-        return self._compiled.prepare(first)
+        metrics = self._compiled.prepare(first)
+        self._inputs = parts(first)[0] if to_onnx else None
+        return metrics
 
     def join(self, batch_size: int, loaders: int, **options: Any) -> Session:
         train, test = self._data
@@ -76,7 +77,7 @@ class KerasPart(Part):
         return {"loss": float(loss)} | self._compiled.metrics(batch.data, outputs)
 
     def export(self) -> None:
-        """Do nothing: :meth:`prepare` refuses it."""
+        onnx(self._model, self._inputs, onnx_path())
 
 
 def _meant(value: Any, objects: Mapping[str, Any]) -> Any:

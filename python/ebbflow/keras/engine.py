@@ -37,6 +37,7 @@ class Keras(Engine):
     def __init__(self, roles: Roles, session: Any, collate: Callable[..., Any] | None) -> None:
         self.session = session
         self._seeds = roles.seeds
+        self._states = [variable for _, variable in roles.states]
         self._collate = collate
         self._optimizer: Any = None
 
@@ -53,6 +54,10 @@ class Keras(Engine):
             packed = hashlib.blake2b(f"{key} {number}".encode(), digest_size=4).digest()
             # The second number counts what the generator gave. The first one must fit an int32.
             state.assign([int.from_bytes(packed, "little") >> 1, 0])
+
+    def changing(self) -> list[Any]:
+        """Return the variables that a call of the model may change."""
+        return [*self._states, *self._seeds, _unnamed()]
 
     def check(self) -> None:
         """Check that the loop left the update to the job.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use client::results::WorstRecords;
 use client::{Dialer, JobStatus, Notices, report};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -12,9 +13,13 @@ use super::error::{exception, raised};
 use super::events::Events;
 use super::follow;
 use super::job::Job;
+use super::script::{Logs, Script};
 use super::secrets::Secrets;
 use super::session::cluster::through;
 use super::wait::{runtime, wait};
+
+/// A line and an image of each record, and a message of TensorBoard.
+type Worst<'py> = (Vec<(String, Option<Bound<'py, PyBytes>>)>, Bound<'py, PyBytes>);
 
 /// A user's connection to a master.
 #[pyclass(module = "ebbflow._native", frozen)]
@@ -59,6 +64,27 @@ impl Client {
             client.submit(submission).await
         })?;
         Ok((reply.name, reply.job))
+    }
+
+    /// Sends a script with the files of its folder; returns the name and the number of its job.
+    fn submit_script(&self, py: Python<'_>, script: Script) -> PyResult<(String, u64)> {
+        let submission = py.detach(|| script.read()).map_err(|error| raised(&error))?;
+        let reply = self.call(py, async move |client| client.submit_script(submission).await)?;
+        Ok((reply.name, reply.job))
+    }
+
+    /// Returns what the processes of a script said, or `worker` alone: its number, or a name that
+    /// ends with it.
+    fn logs(&self, py: Python<'_>, job: &str, worker: Option<&str>, follow: bool) -> PyResult<Logs> {
+        let number = |text| {
+            client::logs::process(text).ok_or_else(|| {
+                let expected = "a number, or a name that ends with one, such as train-7-0";
+                exception("InvalidJobError", &format!("worker {text:?}: expected {expected}"))
+            })
+        };
+        let process = worker.map(number).transpose()?;
+        let logs = self.call(py, async |client| client.logs(job, process, follow).await)?;
+        Ok(Logs::new(logs))
     }
 
     fn status(&self, py: Python<'_>, job: &str) -> PyResult<String> {
@@ -124,6 +150,15 @@ impl Client {
         let ended = status.clone();
         self.call(py, async move |client| out.fetch(client, &ended).await)?;
         Ok(report::json(&status).to_string())
+    }
+
+    /// Returns the worst records of a job, each with its image, and what TensorBoard shows of them.
+    fn worst<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Worst<'py>> {
+        let status = self.call(py, async |client| client.status(job).await)?;
+        let WorstRecords { records, summary } = WorstRecords::of(&status);
+        let image = |image: Option<Vec<u8>>| image.map(|image| PyBytes::new(py, &image));
+        let records = records.into_iter().map(|(line, found)| (line, image(found))).collect();
+        Ok((records, PyBytes::new(py, &summary)))
     }
 
     /// Returns the bytes of an ended job's model, if it has one.

@@ -1,9 +1,8 @@
 //! `ebb submit SCRIPT.py`: sends a script and the files of its folder to a master, whose agents run
 //! it.
 
-use std::path::{Path, PathBuf};
-
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
+use client::ScriptSubmission;
 use client::bundle::Bundle;
 use proto::pb;
 
@@ -51,57 +50,26 @@ fn refuse_for_script(args: &args::Submit) -> Result<()> {
 /// or the master does not answer or refuses the script.
 pub(in crate::verbs) async fn run(args: args::Submit, app: &App) -> Result<bool> {
     refuse_for_script(&args)?;
-    let path = &args.file.job;
-    std::fs::File::open(path).with_context(|| format!("script {} cannot be read", path.display()))?;
-    let script = describe(&args)?;
-    let secrets = secrets(&script)?;
-    let bundle = Bundle::pack(&folder(path))?;
-    if bundle.files.iter().all(|(file, _)| *file != script.entry) {
-        bail!("{}: .gitignore names the script itself, so it would not travel", path.display());
-    }
-    app.screen.line(&listed(&bundle));
+    let submission = ScriptSubmission::read(&args.file.job, wish(&args), config::secret)?;
+    app.screen.line(&listed(&submission.bundle));
     let out = crate::verbs::results(args.out.as_deref(), &args.upload, false, app).await?;
     let client = app.client(&args.reach)?;
-    let reply = client.submit_script(script, secrets, &bundle).await?;
+    let reply = client.submit_script(submission).await?;
     crate::verbs::submit::on_its_way(client, &reply, out, args, app).await
 }
 
-/// Returns the folder whose files travel: that of the script.
-fn folder(script: &Path) -> PathBuf {
-    match script.parent() {
-        Some(parent) if parent != Path::new("") => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
-}
-
-/// Returns the description of a script.
-fn describe(args: &args::Submit) -> Result<pb::Script> {
-    let path = &args.file.job;
-    let entry = path.file_name().and_then(|name| name.to_str());
-    let entry = entry.with_context(|| format!("{}: its name is no UTF-8", path.display()))?;
-    let stem = entry.strip_suffix(".py").unwrap_or(entry);
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '-' };
-    let usual = || stem.chars().map(plain).take(64).collect();
+/// Returns the description of a script, as far as its user gives it.
+fn wish(args: &args::Submit) -> pb::Script {
     let variable =
         |(name, value): &(String, String)| pb::Variable { name: name.clone(), value: value.clone() };
-    let script = pb::Script {
-        name: args.name.clone().unwrap_or_else(usual),
-        entry: entry.to_owned(),
+    pb::Script {
+        name: args.name.clone().unwrap_or_default(),
+        entry: String::new(),
         arguments: args.arguments.clone(),
         variables: args.variables.iter().map(variable).collect(),
         processes: args.workers.unwrap_or(1),
         secrets: args.secrets.clone(),
-    };
-    proto::script::check(&script)?;
-    Ok(script)
-}
-
-/// Returns the values of a script's secrets: those of this command's environment.
-fn secrets(script: &pb::Script) -> Result<Vec<pb::Secret>> {
-    let value = |name: &String| Ok(pb::Secret { name: name.clone(), value: config::secret(name)? });
-    let secrets = script.secrets.iter().map(value).collect::<Result<Vec<_>>>()?;
-    proto::secret::check(&script.secrets, &secrets)?;
-    Ok(secrets)
+    }
 }
 
 /// Returns the list of the files that travel, for a user who looks for a secret among them.
@@ -156,14 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn a_script_is_described_by_its_name_and_its_arguments() {
-        let script = describe(&args("src/my_train.py --workers 4 --env A=x=y -- --lr 0.1")).unwrap();
-        assert_eq!((script.name.as_str(), script.entry.as_str()), ("my_train", "my_train.py"));
+    fn a_script_is_described_by_its_options_and_its_arguments() {
+        let script = wish(&args("my_train.py --workers 4 --env A=x=y --secret KEY -- --lr 0.1"));
         assert_eq!((script.processes, script.arguments), (4, vec!["--lr".to_owned(), "0.1".to_owned()]));
         assert_eq!(script.variables[0].value, "x=y");
-        assert_eq!(describe(&args("a+b.py")).unwrap().name, "a-b");
-        assert!(describe(&args("a.py --name a/b")).unwrap_err().to_string().contains("Script.name"));
-        assert_eq!((folder(Path::new("a.py")), folder(Path::new("b/a.py"))), (".".into(), "b".into()));
+        assert_eq!((script.name.as_str(), script.secrets), ("", vec!["KEY".to_owned()]));
+        let script = wish(&args("a.py --name b"));
+        assert_eq!((script.name.as_str(), script.processes), ("b", 1));
     }
 
     #[tokio::test]
@@ -173,11 +140,11 @@ mod tests {
         let line = format!("{} --master-timeout 0s", script.display());
         let network = Network::new();
         let said = run(args(&line), &app(&network)).await.unwrap_err().to_string();
-        assert!(said.contains("train.py cannot be read"), "{said}");
+        assert!(said.contains("train.py: cannot be read"), "{said}");
         std::fs::write(&script, "").unwrap();
         let secret = format!("{line} --secret NO_SUCH_VARIABLE_HERE");
         let said = run(args(&secret), &app(&network)).await.unwrap_err().to_string();
-        assert!(said.contains("--secret NO_SUCH_VARIABLE_HERE: the environment has no such"), "{said}");
+        assert!(said.contains("secret NO_SUCH_VARIABLE_HERE: the environment has no such"), "{said}");
         let app = app(&network);
         let said = run(args(&line), &app).await.unwrap_err().to_string();
         assert!(said.contains("no answer from the master"), "{said}");
@@ -186,8 +153,5 @@ mod tests {
             "{}",
             app.said()
         );
-        std::fs::write(dir.path().join(".gitignore"), "*.py").unwrap();
-        let said = run(args(&line), &app).await.unwrap_err().to_string();
-        assert!(said.contains(".gitignore names the script itself"), "{said}");
     }
 }
