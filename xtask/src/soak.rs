@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// The build without libtorch
     #[arg(long)]
     without_torch: bool,
-    /// Test programs at once [default: one more than there are cores]
+    /// Test programs at once [default: two for each core]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     places: Option<u16>,
 }

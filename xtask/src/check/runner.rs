@@ -73,8 +73,8 @@ pub(crate) fn run(mut waiting: Vec<Task>, places: usize) -> Result<Vec<Done>> {
     let mut running: Vec<Running> = Vec::new();
     let (mut done, mut cpu) = (Vec::new(), cpu_of_children());
     while done.len() < count {
-        while let Some(next) = next(&waiting, &running, places) {
-            running.push(Running::start(waiting.remove(next))?);
+        while waiting.first().is_some_and(|task| has_room(task, &running, places)) {
+            running.push(Running::start(waiting.remove(0))?);
         }
         std::thread::park_timeout(LOOK);
         let mut index = 0;
@@ -103,10 +103,11 @@ fn cpu_of_children() -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Returns the first of those that wait for which there is room.
-fn next(waiting: &[Task], running: &[Running], places: usize) -> Option<usize> {
+/// Returns whether there is room for a task. Tasks begin in their order, because one that needs two
+/// places would wait until the end if others took each place that becomes free.
+fn has_room(task: &Task, running: &[Running], places: usize) -> bool {
     let taken: usize = running.iter().map(|running| running.task.places).sum();
-    waiting.iter().position(|task| taken + task.places.min(places) <= places)
+    taken + task.places.min(places) <= places
 }
 
 /// Returns the file with all that a task says.
@@ -283,11 +284,12 @@ mod tests {
 
     #[test]
     fn there_is_room_for_as_many_as_there_are_places() {
-        let waiting = [shell("large", "true", 9), shell("two", "true", 2), shell("one", "true", 1)];
-        assert_eq!(next(&waiting, &[], 3), Some(0), "more than there are places is all of them");
+        let task = |places| shell("waits", "true", places);
+        assert!(has_room(&task(9), &[], 3), "more than there are places is all of them");
         let running = [Running::start(shell("runs", "sleep 1000", 2)).unwrap()];
-        assert_eq!(next(&waiting, &running, 3), Some(2));
-        assert_eq!(next(&waiting, &running, 2), None);
+        let has_room = |needed, places| has_room(&task(needed), &running, places);
+        assert!(has_room(1, 3) && has_room(0, 2) && has_room(2, 4));
+        assert!(!has_room(1, 2) && !has_room(2, 3) && !has_room(9, 3));
         fs::remove_file(log(&running[0].task.label)).unwrap();
     }
 }
