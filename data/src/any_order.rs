@@ -47,14 +47,14 @@ pub(crate) fn block_bytes(blocks: &[u64], bytes: u64) -> u64 {
     (bytes as f64 * squares / (records * records)) as u64
 }
 
-/// Returns about how many bytes columns of a file have when they are decoded. The file has
-/// `records`, and `bytes` without compression.
-pub(crate) fn decoded_bytes(columns: &[&ColumnSpec], records: u64, bytes: u64) -> u64 {
+/// Returns about how many bytes `columns` of a file have when they are decoded. The file has
+/// `records`, `ragged` ragged columns in all, and `bytes` without compression.
+pub(crate) fn decoded_bytes(columns: &[&ColumnSpec], ragged: usize, records: u64, bytes: u64) -> u64 {
     let width = |spec: &&ColumnSpec| (spec.width().unwrap_or_default() * spec.dtype.size()) as u64;
     let fixed: u64 = columns.iter().filter(|spec| !spec.ragged).map(width).sum();
     // Nothing says the sizes of ragged values without reading them.
-    let ragged = if columns.iter().any(|spec| spec.ragged) { bytes } else { 0 };
-    records.saturating_mul(fixed).saturating_add(ragged)
+    let used = columns.iter().filter(|spec| spec.ragged).count() as u64;
+    records.saturating_mul(fixed).saturating_add(bytes.saturating_mul(used) / ragged.max(1) as u64)
 }
 
 /// What a record of a data set costs.
@@ -101,8 +101,7 @@ pub(crate) fn check(tables: &[(&Table, &Schema, u64)], cache_bytes: u64) -> Resu
     let drawn = |&(table, schema, used): &(&Table, &Schema, u64)| table.drawn(schema.read_columns(), used);
     let files: Vec<Drawn> = tables.iter().flat_map(drawn).collect();
     let cost = Cost::of(&files, tables.iter().map(|(_, _, used)| used).sum(), cache_bytes);
-    let in_blocks =
-        |table: &&(&Table, &Schema, u64)| drawn(*table).iter().any(|file| file.together.is_some());
+    let in_blocks = |table: &&(&Table, &Schema, u64)| drawn(table).iter().any(|file| file.together.is_some());
     match tables.iter().find(in_blocks) {
         Some((table, ..)) if cost.is_excessive() => {
             let Cost { own, read, decoded } = cost;
@@ -174,10 +173,11 @@ mod tests {
     }
 
     #[test]
-    fn ragged_values_count_as_all_bytes_of_their_file() {
+    fn ragged_columns_count_as_equal_shares_of_the_bytes_of_their_file() {
         let class = ColumnSpec::fixed("class", ElementType::I64, []);
         let image = ColumnSpec::ragged("image", ElementType::U8, []);
-        assert_eq!(decoded_bytes(&[&class], 10, 500), 80);
-        assert_eq!(decoded_bytes(&[&class, &image], 10, 500), 580);
+        assert_eq!(decoded_bytes(&[&class], 1, 10, 500), 80);
+        assert_eq!(decoded_bytes(&[&class, &image], 1, 10, 500), 580);
+        assert_eq!(decoded_bytes(&[&class, &image], 5, 10, 500), 180, "one of five");
     }
 }
