@@ -295,7 +295,7 @@ def test_a_script_that_cannot_travel_is_refused_before_it_is_sent(
     (script.parent / "requirements.txt").write_text("--pre\n")
     with pytest.raises(InvalidJobError, match=r"requirements\.txt: line 1"):
         client.submit_script(script)
-    with pytest.raises(InvalidJobError, match="worker 'first': expected a number"):
+    with pytest.raises(InvalidJobError, match='worker "first": expected a number'):
         client.logs("train", worker="first")
     with pytest.raises(NotFoundError, match="no job `train`"):
         client.logs("train")

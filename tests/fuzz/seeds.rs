@@ -130,6 +130,7 @@ fn made(folder: &Path, to: Format) -> Vec<Vec<u8>> {
             source: DataSpec::of(from, FilesSpec { records: None, lists }),
             format: to,
             folder: folder.join(format!("{}-{number}", to.name())),
+            store: None,
             size: ShardSize::Records(100),
             threads: 1,
             overwrite: true,

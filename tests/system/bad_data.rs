@@ -263,7 +263,8 @@ const MEMORY: usize = 4 << 20;
 fn a_small_file_that_becomes_too_large_is_refused_before_it_fills_the_memory() {
     const ROWS: u32 = 256 << 20;
     let mut cluster = Cluster::start(1, 0);
-    let at = |name: &str| cluster.dir.path().join(name);
+    let dir = cluster.dir.path().to_owned();
+    let at = |name: &str| dir.join(name);
     let mut bomb = GzEncoder::new(Vec::new(), Compression::fast());
     bomb.write_all(&[&[0, 0, 8, 1][..], &ROWS.to_be_bytes()].concat()).unwrap();
     let zeros = vec![0; 1 << 20];
