@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use data::ShardStore;
+use store::location::Location;
 use store::{Folder, Stores};
 use tokio::runtime::Handle;
 
@@ -55,6 +56,11 @@ impl ShardStore for Shards {
 
     fn url(&self, name: &str) -> String {
         self.folder.shown(name)
+    }
+
+    fn holds(&self, file: &str) -> bool {
+        let place = Location::of(&self.url(""));
+        place.is_ok_and(|place| Location::of(file).is_ok_and(|file| place.holds(&file)))
     }
 }
 

@@ -47,14 +47,18 @@ pub(crate) fn block_bytes(blocks: &[u64], bytes: u64) -> u64 {
     (bytes as f64 * squares / (records * records)) as u64
 }
 
-/// Returns about how many bytes `columns` of a file have when they are decoded. The file has
-/// `records`, `ragged` ragged columns in all, and `bytes` without compression.
-pub(crate) fn decoded_bytes(columns: &[&ColumnSpec], ragged: usize, records: u64, bytes: u64) -> u64 {
-    let width = |spec: &&ColumnSpec| (spec.width().unwrap_or_default() * spec.dtype.size()) as u64;
-    let fixed: u64 = columns.iter().filter(|spec| !spec.ragged).map(width).sum();
-    // Nothing says the sizes of ragged values without reading them.
-    let used = columns.iter().filter(|spec| spec.ragged).count() as u64;
-    records.saturating_mul(fixed).saturating_add(bytes.saturating_mul(used) / ragged.max(1) as u64)
+/// Returns about how many bytes the columns `used` of a file have when they are decoded. The file
+/// has `records` of the columns `all`, and `bytes` without compression.
+pub(crate) fn decoded_bytes(used: &[&ColumnSpec], all: &[ColumnSpec], records: u64, bytes: u64) -> u64 {
+    let width = |spec: &ColumnSpec| (spec.width().unwrap_or_default() * spec.dtype.size()) as u64;
+    let fixed: u64 = used.iter().filter(|spec| !spec.ragged).map(|spec| width(spec)).sum();
+    // Nothing says the sizes of ragged values without reading them. They share what the other
+    // columns leave of the file.
+    let others: u64 = all.iter().filter(|spec| !spec.ragged).map(width).sum();
+    let ragged = bytes.saturating_sub(records.saturating_mul(others));
+    let parts = all.iter().filter(|spec| spec.ragged).count().max(1) as u64;
+    let taken = used.iter().filter(|spec| spec.ragged).count() as u64;
+    records.saturating_mul(fixed).saturating_add(ragged.saturating_mul(taken) / parts)
 }
 
 /// What a record of a data set costs.
@@ -173,11 +177,15 @@ mod tests {
     }
 
     #[test]
-    fn ragged_columns_count_as_equal_shares_of_the_bytes_of_their_file() {
+    fn ragged_columns_share_what_the_others_leave_of_their_file() {
         let class = ColumnSpec::fixed("class", ElementType::I64, []);
         let image = ColumnSpec::ragged("image", ElementType::U8, []);
-        assert_eq!(decoded_bytes(&[&class], 1, 10, 500), 80);
-        assert_eq!(decoded_bytes(&[&class, &image], 1, 10, 500), 580);
-        assert_eq!(decoded_bytes(&[&class, &image], 5, 10, 500), 180, "one of five");
+        let all = [class.clone(), image.clone()];
+        assert_eq!(decoded_bytes(&[&class], &all, 10, 500), 80);
+        assert_eq!(decoded_bytes(&[&class, &image], &all, 10, 500), 500);
+        let more = [image.clone(), image.clone(), image.clone()];
+        let wide = [&all[..], &more[..]].concat();
+        assert_eq!(decoded_bytes(&[&class, &image], &wide, 10, 500), 80 + 105, "one of four");
+        assert_eq!(decoded_bytes(&[&image], &all, 100, 500), 0, "compressed numbers");
     }
 }

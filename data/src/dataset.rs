@@ -166,11 +166,16 @@ impl Dataset {
         }
         let in_files: Vec<u64> = self.tables.iter().map(|table| table.records()).collect();
         let shards = self.records.shards(&in_files);
-        // Records of a fraction lie in all files.
-        let used = if shards.len() == in_files.len() { shards } else { in_files };
+        // Records of a fraction lie in all files alike.
+        let all: u64 = in_files.iter().sum();
+        let share = |of: u64| (u128::from(of) * u128::from(self.len()) / u128::from(all.max(1))) as u64;
+        let used = match shards.len() == in_files.len() {
+            true => shards,
+            false => in_files.into_iter().map(share).collect(),
+        };
         let tables = self.tables.iter().zip(&self.schemas).zip(used);
         let tables: Vec<_> = tables.map(|((table, schema), used)| (&**table, schema, used)).collect();
-        any_order::check(&tables, room::cache_bytes())
+        any_order::check(&tables, room::bytes_max())
     }
 
     /// Returns the number of records.

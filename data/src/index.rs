@@ -94,9 +94,9 @@ pub fn index_observed(
     let pass = Pass { observer, collects: &label, cuts: None, access: Access::of(spec, set) };
     let table = tables::open(&spec.data, &files, file, root, None, pass)?;
     let schema = Schema::new(spec, set, &table)?;
-    // A file that alone does not suit the order is refused before the rest of it is read. Other
-    // files may have the memory only now.
-    if set == DataSet::Train && any_order::is_order_of(spec) && files.records.is_none() {
+    // A file that alone does not suit the order is refused before the rest of it is read.
+    let is_whole = files.records.is_none() && spec.data.validation_fraction.is_none();
+    if set == DataSet::Train && any_order::is_order_of(spec) && is_whole {
         any_order::check(&[(&*table, &schema, table.records())], room::bytes_max())?;
     }
     let labels = schema.label_range(&table, observer)?;

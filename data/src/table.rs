@@ -300,13 +300,12 @@ impl Part {
         let (records, bytes) = (self.records(), self.source.bytes(&self.object));
         let block = || any_order::block_bytes(&self.source.outline().blocks, bytes);
         let together = || block().max(self.object.piece_bytes().min(bytes));
-        let ragged = self.source.outline().columns.iter().filter(|spec| spec.ragged).count();
         Drawn {
             used,
             records,
             bytes,
             together: (!self.source.is_in_place()).then(together),
-            decoded: any_order::decoded_bytes(columns, ragged, records, bytes),
+            decoded: any_order::decoded_bytes(columns, &self.source.outline().columns, records, bytes),
         }
     }
 }

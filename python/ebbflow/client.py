@@ -168,7 +168,8 @@ class Client:
         Raises:
             NotFoundError: The master does not know the job, or it is of no script.
             AccessError: Neither the token's owner sent the script, nor is the token an operator's.
-            InvalidJobError: ``worker`` is no process.
+            InvalidJobError: ``worker`` is no number, and no name that ends with one. A process
+                that is not there has no lines.
         """
         only = None if worker is None else str(worker)
         return _lines(self._native.logs(str(job), only, follow))
@@ -279,7 +280,8 @@ class Client:
     def worst(self, job: str | int) -> Worst:
         """Return the records with the largest losses in a job's last evaluation.
 
-        There are some if the job file has ``evaluation.worst``, and the job has ended.
+        With ``[early_stopping]`` they are those of the best version. There are some if the job file
+        has ``evaluation.worst``, and the job has ended.
 
         Raises:
             NotFoundError: The master does not know the job.

@@ -158,6 +158,13 @@ def other_rate(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
     bare(model, optimizer, features, labels)
 
 
+@elastic_allreduce
+def in_two_calls(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
+    pairs = list(gradients(model, features, labels))
+    optimizer.apply_gradients(pairs[:2])
+    optimizer.apply_gradients(pairs[2:])
+
+
 @elastic_allreduce(framework="torch")
 def of_torch(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
     pass
@@ -171,6 +178,7 @@ def of_torch(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
         (in_graph, r"in a tf\.function.*decorate only the function that computes the loss"),
         (of_each_record, r"call tape\.gradient\(\.\.\) of the mean loss over the batch"),
         (of_another_model, r"6 variables that are no trainable ones of the registered model"),
+        (in_two_calls, "is called twice for one batch"),
         (other_rate, "changed the learning rate.*LearningRateSchedule"),
         (of_torch, "has framework = 'torch', and the registered model is one of 'tf_v2'"),
     ],

@@ -124,10 +124,7 @@ pub(crate) async fn init(
             let batch = match spec.purpose {
                 // The program has not begun its loop. It sees at once what does not fit.
                 _ if spec.is_driven() => None,
-                Purpose::Train => {
-                    records.train.check_order(&spec)?;
-                    Some(records.first_batch()?)
-                }
+                Purpose::Train => Some(records.first_batch()?),
                 Purpose::Evaluate | Purpose::Predict => Some(records.first_measured()?),
             };
             place.enter(Phase::Computing, "the first records, to try the model");
@@ -173,6 +170,10 @@ pub(crate) async fn init(
     job.place(placement, connector)?;
     if restoring {
         return Ok(Report::Initialized(pb::Initialized::default()));
+    }
+    // A job that goes on keeps its order, whatever this worker has.
+    if job.spec.purpose == Purpose::Train && !job.spec.is_driven() {
+        job.train.check_order(&job.spec)?;
     }
     progress.enter(Phase::Pushing, "version 0");
     let ps = job.placed()?.ps.at(Era(task.era)).saying(progress);

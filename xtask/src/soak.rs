@@ -72,7 +72,6 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         libtorch::ensure_installed()?;
     }
     let environment = check::environment(true, true)?;
-    // As the whole check does it, so that nothing is compiled twice.
     let programs = programs::build(&format!("{half} --all-targets"))?;
     workspace::run_cargo(&format!("build {half} --examples"))?;
 

@@ -8,7 +8,7 @@ use proto::checkpoint::Error as StoreError;
 use store::{Folder, Stores};
 use tokio::io::AsyncReadExt as _;
 
-use super::{METRICS, SUMMARY, TENSORBOARD, Written};
+use super::{METRICS, SKIPPED, SUMMARY, TENSORBOARD, WORST, Written};
 use crate::report::MODEL;
 use crate::{Error, Result};
 
@@ -72,6 +72,12 @@ impl Copy {
     async fn files(&self, written: &Written) -> Result<()> {
         // Without it nobody takes results of an earlier job for those of this one.
         self.patiently(|| self.folder.remove_file(SUMMARY)).await?;
+        // Those that not every job writes.
+        for name in
+            [SKIPPED, WORST].into_iter().filter(|&name| !written.files.iter().any(|file| file == name))
+        {
+            self.patiently(|| self.folder.remove_file(name)).await?;
+        }
         let (folders, files): (Vec<_>, Vec<_>) =
             written.files.iter().filter(|name| *name != SUMMARY).partition(|name| *name == TENSORBOARD);
         for name in files {

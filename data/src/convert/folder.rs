@@ -34,6 +34,9 @@ pub trait ShardStore: fmt::Debug + Send + Sync {
 
     /// Returns the URL of a file of this name.
     fn url(&self, name: &str) -> String;
+
+    /// Returns whether a file, a path or a URL, lies in the folder, however it is spelled.
+    fn holds(&self, file: &str) -> bool;
 }
 
 /// Makes the folder of a conversion, without the files of an earlier one. `sources` are the files
@@ -67,7 +70,7 @@ pub(super) fn prepare(folder: &Path, overwrite: bool, sources: &[PathBuf]) -> Re
 pub(super) fn prepare_store(store: &dyn ShardStore, overwrite: bool, sources: &[PathBuf]) -> Result<()> {
     let (own, others): (Vec<_>, Vec<_>) = store.names()?.into_iter().partition(|name| is_own(name));
     let folder = store.url("");
-    let inside = |source: &&PathBuf| source.to_str().is_some_and(|source| source.starts_with(&folder));
+    let inside = |source: &&PathBuf| source.to_str().is_some_and(|source| store.holds(source));
     check(Path::new(&folder), &own, &others, overwrite, sources.iter().find(inside))?;
     in_order(own).iter().try_for_each(|name| store.remove(name))
 }

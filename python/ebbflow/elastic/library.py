@@ -260,6 +260,10 @@ class TensorFlow(Library):
                 "the function that computes the loss, and call the tape and the optimizer outside"
             )
         loop.check_step()
+        if loop.stepped:
+            raise SessionError(
+                f"{self.step} is called twice for one batch; give it all gradients in one call"
+            )
         found = {id(getattr(variable, "value", variable)): gradient for gradient, variable in pairs}
         gradients = []
         for _, variable in self._job._tensors.parameters:
