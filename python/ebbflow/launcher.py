@@ -238,7 +238,7 @@ class Launch:
 
     def _folders(self) -> list[Path]:
         """Return the folders of the jobs that ended. The first job has the folder itself."""
-        jobs = [json.loads(line)["job"] for line in self._facts.splitlines()]
+        jobs = jobs_of(self._facts)
         return [self.out / job if index else self.out for index, job in enumerate(jobs)]
 
     def _follow(self, command: Sequence[str], cwd: Path | None, started: threading.Event) -> None:
@@ -291,3 +291,12 @@ def _explained(lines: Sequence[str], code: int, script: Path) -> tuple[str, list
     text = text.replace(f"{script}: ", f"{script.name}: ", 1)
     quoted = [line[4:] for line in text.splitlines()[1:] if line.startswith("    ")]
     return text, quoted
+
+
+def jobs_of(output: bytes) -> list[str]:
+    """Return the jobs that ``ebb run`` names in its output, a line of JSON each.
+
+    Libraries of platforms write there too: Ray says which of its nodes are lost.
+    """
+    lines = [line for line in output.splitlines() if line.startswith(b"{")]
+    return [json.loads(line)["job"] for line in lines]

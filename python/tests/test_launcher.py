@@ -12,6 +12,7 @@ from pathlib import Path
 import ebbflow
 import pytest
 from ebbflow import errors
+from ebbflow.launcher import jobs_of
 
 from .conftest import needs_there
 
@@ -165,3 +166,9 @@ def ended(process: int) -> None:
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.02)
+
+
+def test_messages_of_a_platform_among_the_jobs_are_left_out() -> None:
+    said = b'\x1b[33m(raylet)\x1b[0m The node with node id: 1 is lost\n{"job": "mine-1"}\n\n'
+    assert jobs_of(said + b'{"job": "mine-2"}\n') == ["mine-1", "mine-2"]
+    assert jobs_of(b"") == []
