@@ -34,10 +34,10 @@ class Net(nn.Module):
         return F.log_softmax(self.fc2(self.dropout2(x)), dim=1)
 
 
-def digits():
+def digits(folder):
     """Return 1,437 images of 8x8 pixels with their digits to train on, and 360 to test with."""
-    images = gzip.decompress((DIGITS / "images.idx3.gz").read_bytes())
-    labels = gzip.decompress((DIGITS / "labels.idx1.gz").read_bytes())
+    images = gzip.decompress((folder / "images.idx3.gz").read_bytes())
+    labels = gzip.decompress((folder / "labels.idx1.gz").read_bytes())
     x = torch.from_numpy(np.frombuffer(images, np.uint8, offset=16).reshape(-1, 1, 8, 8) / 16)
     y = torch.from_numpy(np.frombuffer(labels, np.uint8, offset=8).astype(np.int64))
     x = (x.float() - 0.305) / 0.376
@@ -80,12 +80,13 @@ def main():
     parser.add_argument("--gamma", type=float, default=0.7)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=10)
+    parser.add_argument("--data", type=Path, default=DIGITS, help="folder with the images")
     parser.add_argument("--save-model", type=Path, help="file for the trained weights")
     args = parser.parse_args()
 
     torch.manual_seed(args.seed)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    train_data, test_data = digits()
+    train_data, test_data = digits(args.data)
     train_loader = DataLoader(train_data, batch_size=args.batch_size, shuffle=True)
     test_loader = DataLoader(test_data, batch_size=args.test_batch_size)
 
