@@ -241,12 +241,8 @@ class Chaos:
 
     def settle(self) -> None:
         """Wait until each agent has a process that trains."""
-        self.until(
-            lambda: (
-                self.workers() == len(self.agents)
-                and all(self.process(agent) is not None for agent in self.agents)
-            )
-        )
+        self.until(lambda: None not in map(self.process, self.agents))
+        self.until(lambda: self.workers() == len(self.agents))
 
     def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
