@@ -26,6 +26,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Scripts run with the interpreter of the tests, whatever another one is for.
 os.environ.pop("EBB_PYTHON", None)
 
+# Keras reads its backend when it is imported, and keeps it: a process has one. No file of tests
+# sets it.
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
 #: The script that pip or maturin made for the interpreter of the tests.
 EBB = Path(sys.executable).parent / "ebb"
 
@@ -75,6 +79,19 @@ def needs_there(*modules: str, required: bool = False) -> None:
         said = f"no {', '.join(missing)}"
         assert not required or os.environ.get("EBB_REQUIRE_ALL") != "1", said
         pytest.skip(said, allow_module_level=True)
+
+
+def keras_on(*backends: str) -> str:
+    """Skip the file if Keras has none of these backends in this process.
+
+    Returns:
+        The backend that it has.
+    """
+    backend = os.environ["KERAS_BACKEND"]
+    if backend not in backends:
+        said = f"Keras is on {backend} in this process; set KERAS_BACKEND={' or '.join(backends)}"
+        pytest.skip(said, allow_module_level=True)
+    return backend
 
 
 def needs_programs(*programs: str, packages: str) -> None:

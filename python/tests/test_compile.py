@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,6 @@ from typing import Any
 import pytest
 
 from .conftest import Place
-
-# A pool of processes that compile would import torch again, for two small graphs.
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 torch = pytest.importorskip("torch")
 
@@ -26,6 +22,13 @@ LOSS = nn.CrossEntropyLoss()
 #: Compiles the graph and runs its operators as they are: no C++ compiler, and the bits of no
 #: compiling.
 FAST: dict[str, Any] = {"backend": "aot_eager", "dynamic": False}
+
+
+@pytest.fixture(autouse=True)
+def one_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile in this process: a pool of others would import torch again, for small graphs."""
+    # torch reads it when it compiles for the first time.
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def network() -> Any:

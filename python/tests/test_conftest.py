@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,24 @@ def test_a_cluster_that_does_not_get_whole_leaves_no_process(
     with pytest.raises(TimeoutError, match="it says no URL"):
         Cluster(tmp_path, workers=0)
     assert [process.child.returncode for process in asked] == [-signal.SIGKILL] * 3
+
+
+def changes(file: Path) -> Iterator[str]:
+    """Yield what a file does to the variables of its process when it is imported."""
+    body = ast.parse(file.read_text()).body
+    called = {f"os.environ.{name}" for name in ("pop", "setdefault", "update")}
+    for top in body:
+        if isinstance(top, ast.FunctionDef | ast.ClassDef):
+            continue
+        for node in ast.walk(top):
+            is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in called
+            is_place = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+            if is_call or (is_place and ast.unparse(node).startswith("os.environ[")):
+                yield f"{file.name}:{top.lineno}: {ast.unparse(node)}"
+
+
+def test_no_file_of_tests_changes_variables_when_it_is_imported(tmp_path: Path) -> None:
+    wrong = tmp_path / "test_wrong.py"
+    wrong.write_text("import os\nA = os.environ.setdefault('A', '1')\nos.environ['B'] = A\n")
+    assert len(list(changes(wrong))) == 2
+    assert [found for file in HERE.glob("test_*.py") for found in changes(file)] == []

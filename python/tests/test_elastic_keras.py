@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+from .conftest import keras_on
+
+# `test_keras.py` runs this file in a process with that backend.
+keras_on("tensorflow")
 
 pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
-if keras.config.backend() != "tensorflow":
-    pytest.skip("KERAS_BACKEND is not tensorflow", allow_module_level=True)
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import elastic, errors  # noqa: E402

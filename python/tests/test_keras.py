@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+from .conftest import keras_on, needs_there
+
+BACKEND = keras_on("torch", "tensorflow")
 
 pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")
@@ -25,8 +27,6 @@ from ebbflow import _weights, errors  # noqa: E402
 from ebbflow.keras import threads  # noqa: E402
 from ebbflow.keras.optimizers import optimizer_settings  # noqa: E402
 from ebbflow.keras.variables import Roles  # noqa: E402
-
-from .conftest import needs_there  # noqa: E402
 
 #: For tests that do not depend on the backend of this process.
 ON_TORCH = pytest.mark.skipif(BACKEND == "tensorflow", reason="it runs with the tests on torch")
@@ -563,8 +563,10 @@ def test_other_backends_are_refused() -> None:
     assert ended.returncode == 1 and "the backend of Keras is jax" in ended.stderr
 
 
-#: What runs on TensorFlow too. Of two files, the tests that compute with a model.
+#: What runs on TensorFlow, where `test_elastic_keras.py` runs alone. Of two files, the tests that
+#: compute with a model.
 ON_TENSORFLOW = [
+    "test_elastic_keras.py",
     "test_keras.py",
     "test_keras_epsilon.py",
     "test_keras_shards.py::"
@@ -576,7 +578,7 @@ ON_TENSORFLOW = [
 
 
 @ON_TORCH
-def test_these_tests_pass_on_tensorflow_too() -> None:
+def test_what_needs_tensorflow_passes_in_a_process_with_that_backend() -> None:
     needs_there("tensorflow")
     # Each test of the other process has limits of its own. One process imports TensorFlow once.
     signal.alarm(0)
