@@ -297,6 +297,38 @@ class Place:
         while self._status(job, "workers") != number:
             self._wait()
 
+    def wait_for_more(self, job: str, number: int) -> None:
+        """Wait until more than so many microbatches of a job are applied."""
+        while self._status(job, "microbatches_applied") <= number:
+            self._wait()
+
+    def one_killed_and_two_that_stay(
+        self, job: str, script: Path, *arguments: str
+    ) -> list[dict[str, Any]]:
+        """Train with three processes, of which each has a share in the model.
+
+        The first one is killed with a batch in its hands. The two others go on together in the end.
+
+        Returns:
+            What the two others found.
+        """
+        killed = self.script(script, *arguments, gate="30")
+        killed.arrive()
+        first = self.script(script, *arguments, gate="40")
+        self.wait_for_workers(job, 2)
+        killed.kill()
+        # The job goes on without the one that is dead, which gave no more than 30 microbatches.
+        first.arrive()
+        self.wait_for_more(job, 30)
+        second = self.script(script, *arguments, gate="join")
+        second.arrive()
+        self.wait_for_workers(job, 2)
+        second.go()
+        # The first one waits with a batch in its hands, so the second one gave the others.
+        self.wait_for_more(job, 30 + 40)
+        first.go()
+        return [first.result(), second.result()]
+
     def _wait(self) -> None:
         """Let a little time pass. No script may have failed."""
         for script in self.scripts:
