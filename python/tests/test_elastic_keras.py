@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+from .conftest import keras_on
+
+# `test_keras.py` runs this file in a process with that backend.
+keras_on("tensorflow")
 
 pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
-if keras.config.backend() != "tensorflow":
-    pytest.skip("KERAS_BACKEND is not tensorflow", allow_module_level=True)
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import elastic, errors  # noqa: E402
@@ -163,6 +163,38 @@ def in_two_calls(model: Any, optimizer: Any, features: Any, labels: Any) -> None
     pairs = list(gradients(model, features, labels))
     optimizer.apply_gradients(pairs[:2])
     optimizer.apply_gradients(pairs[2:])
+
+
+def distributed(tape: Any) -> Any:
+    """Return what ``hvd.DistributedGradientTape`` makes of a tape: its class is below the tape's.
+
+    Horovod calls the tape's method first, and merges what it returned.
+    """
+
+    def gradient(self: Any, target: Any, sources: Any) -> Any:
+        return tf.GradientTape.gradient(self, target, sources)
+
+    body: dict[str, Any] = {"__module__": "horovod.tensorflow", "gradient": gradient}
+    made: Any = type("GradientTape", (type(tape),), body)()
+    made._tape = tape._tape
+    return made
+
+
+@elastic_allreduce
+def of_horovod(model: Any, optimizer: Any, features: Any, labels: Any) -> None:
+    with tf.GradientTape() as tape:
+        loss = loss_of(model, features, labels)
+    variables = model.trainable_variables
+    merged = distributed(tape).gradient(loss, variables)
+    optimizer.apply_gradients(zip(merged, variables, strict=True))
+
+
+# S3-07
+def test_a_tape_of_horovod_is_refused_by_name() -> None:
+    gradient = tf.GradientTape.gradient
+    with pytest.raises(errors.UnsupportedError, match=r"remove hvd\.DistributedGradientTape"):
+        trained(of_horovod)
+    assert tf.GradientTape.gradient is gradient
 
 
 @elastic_allreduce(framework="torch")

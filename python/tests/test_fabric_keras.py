@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+from .conftest import keras_on, needs
+
+BACKEND = keras_on("torch", "tensorflow")
 
 pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")
 
 from ebbflow import errors  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
-
-from .conftest import needs  # noqa: E402
 
 RECORDS, TESTED = 100, 30
 

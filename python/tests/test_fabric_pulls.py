@@ -49,11 +49,8 @@ PARTITION = r"partition \d on ps `ps-[^`]+` at http://127\.0\.0\.1:\d+"
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Give a master that never misses a stopped ps, two ps, and no worker."""
     monkeypatch.setenv("EBB_MASTER_DEATH", "1h")
-    cluster = Cluster(tmp_path, workers=0)
-    place = Place(cluster)
-    yield place
-    place.stop()
-    cluster.stop()
+    with Cluster(tmp_path, workers=0) as cluster, Place(cluster) as place:
+        yield place
 
 
 @pytest.fixture

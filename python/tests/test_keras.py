@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+from .conftest import keras_on, needs, needs_there
+
+BACKEND = keras_on("torch", "tensorflow")
 
 pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")
@@ -25,8 +27,6 @@ from ebbflow import _weights, errors  # noqa: E402
 from ebbflow.keras import threads  # noqa: E402
 from ebbflow.keras.optimizers import optimizer_settings  # noqa: E402
 from ebbflow.keras.variables import Roles  # noqa: E402
-
-from .conftest import needs_there  # noqa: E402
 
 #: For tests that do not depend on the backend of this process.
 ON_TORCH = pytest.mark.skipif(BACKEND == "tensorflow", reason="it runs with the tests on torch")
@@ -563,8 +563,10 @@ def test_other_backends_are_refused() -> None:
     assert ended.returncode == 1 and "the backend of Keras is jax" in ended.stderr
 
 
-#: What runs on TensorFlow too. Of two files, the tests that compute with a model.
+#: What runs on TensorFlow, where `test_elastic_keras.py` runs alone. Of two files, the tests that
+#: compute with a model.
 ON_TENSORFLOW = [
+    "test_elastic_keras.py",
     "test_keras.py",
     "test_keras_epsilon.py",
     "test_keras_shards.py::"
@@ -576,7 +578,7 @@ ON_TENSORFLOW = [
 
 
 @ON_TORCH
-def test_these_tests_pass_on_tensorflow_too() -> None:
+def test_what_needs_tensorflow_passes_in_a_process_with_that_backend() -> None:
     needs_there("tensorflow")
     # Each test of the other process has limits of its own. One process imports TensorFlow once.
     signal.alarm(0)
@@ -621,6 +623,66 @@ def test_plain_keras_reads_a_trained_model_and_its_weights(tmp_path: Path) -> No
     ebbflow.export.keras(again, whole, result_of(model))
     assert np.array_equal(again.predict(x, verbose=0), expected)
     assert np.array_equal(keras.saving.load_model(whole).predict(x, verbose=0), expected)
+
+
+def of_two_inputs(by_name: bool) -> Any:
+    """Return a model that takes two inputs, in a list or by name."""
+    keras.utils.set_random_seed(7)
+    one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")
+    hidden = LAYERS.Dropout(0.5)(LAYERS.Dense(4, activation="tanh")(one))
+    outputs = LAYERS.Subtract()([hidden, other])
+    return keras.Model({"one": one, "other": other} if by_name else [one, other], outputs)
+
+
+#: Reads the files of models with two inputs, and writes ONNX files of them.
+WRITES_ONNX = """
+import sys
+import ebbflow.keras
+import keras, numpy as np
+
+folder, given = sys.argv[1], dict(np.load(sys.argv[1] + "/inputs.npz"))
+for name, inputs in (("list", [given["one"], given["other"]]), ("dict", given)):
+    model = keras.saving.load_model(f"{folder}/{name}.keras")
+    ebbflow.export.onnx(model, inputs, f"{folder}/{name}.onnx")
+"""
+
+
+def test_a_model_with_several_inputs_computes_the_same_as_onnx(tmp_path: Path) -> None:
+    onnxruntime = needs("onnxruntime", "onnx", "onnxscript")
+    drawn = np.random.default_rng(5)
+    one, other = (drawn.normal(size=(5, 4)).astype(np.float32) for _ in range(2))
+    # In another order than that of the model.
+    by_name = {"other": other, "one": one}
+    cases: list[tuple[str, Any, dict[str, Any]]] = [
+        ("list", [one, other], {"x_0": one, "x_1": other}),
+        ("dict", by_name, by_name),
+    ]
+    models = {name: of_two_inputs(name == "dict") for name, _, _ in cases}
+    if BACKEND == "tensorflow":
+        # The way that the refusal names.
+        needs_there("torch")
+        np.savez(tmp_path / "inputs.npz", **by_name)
+        for name, inputs, _ in cases:
+            with pytest.raises(errors.ExportError, match="in a process with KERAS_BACKEND=torch"):
+                ebbflow.export.onnx(models[name], inputs, tmp_path / f"{name}.onnx")
+            ebbflow.export.keras(models[name], tmp_path / f"{name}.keras")
+        ended = subprocess.run(
+            [sys.executable, "-c", WRITES_ONNX, tmp_path],
+            env=os.environ | {"KERAS_BACKEND": "torch"},
+            capture_output=True,
+            text=True,
+        )
+        assert ended.returncode == 0, ended.stderr
+    else:
+        for name, inputs, _ in cases:
+            ebbflow.export.onnx(models[name], inputs, tmp_path / f"{name}.onnx")
+    for name, inputs, fed in cases:
+        runner = onnxruntime.InferenceSession(
+            str(tmp_path / f"{name}.onnx"), providers=["CPUExecutionProvider"]
+        )
+        (found,) = runner.run(None, fed)
+        expected = keras.ops.convert_to_numpy(models[name](inputs, training=False))
+        assert found == pytest.approx(expected, abs=1e-5), name
 
 
 def test_what_is_no_model_of_keras_or_of_this_job_is_not_written(tmp_path: Path) -> None:

@@ -16,23 +16,16 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 
 
 @BACKENDS
-def test_alone_and_in_two_processes_with_one_killed_the_bits_are_the_same(
+def test_alone_and_in_two_processes_after_one_was_killed_the_bits_are_the_same(
     backend: str, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs_there(backend)
     monkeypatch.setenv("KERAS_BACKEND", backend)
     alone = Script(None, TRAIN, "--epochs", "2").result()
-    killed = place.script(TRAIN, "--epochs", "2", gate="30")
-    killed.arrive()
-    stays = place.script(TRAIN, "--epochs", "2", gate="join")
-    stays.arrive()
-    place.wait_for_workers("keras", 2)
-    killed.kill()
-    place.wait_for_workers("keras", 1)
-    stays.go()
-    found = stays.result()
-    assert found["sha"] == alone["sha"] and found["history"] == alone["history"]
-    assert found["elected"]
+    two = place.one_killed_and_two_that_stay("keras", TRAIN, "--epochs", "2")
+    assert [process["sha"] for process in two] == [alone["sha"]] * 2
+    assert [process["history"] for process in two] == [alone["history"]] * 2
+    assert sorted(process["elected"] for process in two) == [False, True]
 
 
 @BACKENDS

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+from .conftest import keras_on
+
+BACKEND = keras_on("torch", "tensorflow")
 
 pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
+from .conftest import keras_on
+
+BACKEND = keras_on("torch", "tensorflow")
 
 pytest.importorskip(BACKEND)
 keras = pytest.importorskip("keras")

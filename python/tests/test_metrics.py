@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 
 from .conftest import Place, Script, needs
-
-os.environ.setdefault("KERAS_BACKEND", "torch")
 
 torch = pytest.importorskip("torch")
 

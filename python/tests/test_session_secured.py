@@ -46,14 +46,16 @@ class Place:
             capture_output=True,
             check=True,
         )
-        self.cluster = Cluster(folder, workers=0, certs=self.certs)
         self.path = folder / "script.py"
         self.path.write_text(SCRIPT)
+        self.scripts: list[Script] = []
+        self.cluster = Cluster(folder, workers=0, certs=self.certs)
 
     def script(self, user: str | None, *arguments: str, gate: str = "none") -> Script:
         """Start the script with the keys of a user in its variables."""
         keys = None if user is None else variables(self.certs, user)
-        return Script(self.cluster.url, self.path, *arguments, gate=gate, keys=keys)
+        self.scripts.append(Script(self.cluster.url, self.path, *arguments, gate=gate, keys=keys))
+        return self.scripts[-1]
 
     def arguments(self, user: str) -> list[str]:
         """Return the keys of a user as arguments of the script."""
@@ -64,13 +66,18 @@ class Place:
             f"token_file={self.certs / user}.token",
         ]
 
+    def stop(self) -> None:
+        with self.cluster:
+            for script in self.scripts:
+                script.kill()
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Give a cluster with keys."""
     place = Place(tmp_path_factory.mktemp("secured"))
     yield place
-    place.cluster.stop()
+    place.stop()
 
 
 def test_processes_with_keys_in_variables_and_arguments_train_one_job(place: Place) -> None:

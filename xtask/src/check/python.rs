@@ -1,7 +1,7 @@
 //! The Python package: the wheel is built, and installed beside NumPy, PyTorch, TensorFlow and the
 //! tools of the check. Style and types of the Python code are checked first. PyTorch and TensorFlow
 //! are the copies that other tests and benches have. Each file of tests runs as a program of its
-//! own.
+//! own, in which Keras is on PyTorch.
 //!
 //! Cargo builds the wheel's library for itself, because it links no libtorch. Its feature
 //! `like-workspace` gives it the third-party crates that the programs without libtorch are built
@@ -60,13 +60,13 @@ pub(super) fn build() -> Result<Vec<Program>> {
     programs(&python)
 }
 
-/// Returns one program for each file of tests.
+/// Returns one program for each file of tests but [`ON_TENSORFLOW`].
 fn programs(python: &Path) -> Result<Vec<Program>> {
     let folder = root().join("python/tests");
     let files = fs::read_dir(&folder).with_context(|| format!("read `{}`", folder.display()))?;
     let name = |file: fs::DirEntry| file.file_name().into_string().ok();
     let mut names: Vec<String> = files.filter_map(Result::ok).filter_map(name).collect();
-    names.retain(|name| name.starts_with("test_") && name.ends_with(".py"));
+    names.retain(|name| name.starts_with("test_") && name.ends_with(".py") && name != ON_TENSORFLOW);
     names.sort();
     ensure!(!names.is_empty(), "no tests in `{}`", folder.display());
     let program = |name: String| Program {
@@ -79,6 +79,10 @@ fn programs(python: &Path) -> Result<Vec<Program>> {
     };
     Ok(names.into_iter().map(program).collect())
 }
+
+/// Tests that need Keras on TensorFlow. `test_keras.py` runs them with others that do, because each
+/// process that imports TensorFlow computes for ten seconds before it begins.
+const ON_TENSORFLOW: &str = "test_elastic_keras.py";
 
 /// Runs tests, and lists those that were skipped.
 const PYTEST: [&str; 6] = ["-m", "pytest", "--quiet", "-rs", "-p", "no:cacheprovider"];

@@ -1,0 +1,116 @@
+"""What `conftest.py` promises the other files."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import LIMIT, Cluster, Process
+
+HERE = Path(__file__).parent
+
+#: A fixture of a file that waits for a process without an end.
+HANGS = """
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import Script
+
+HERE = Path(__file__).parent
+
+@pytest.fixture(scope="module")
+def hangs():
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    script = Script(None, HERE / "script.py")
+    (HERE / "began").write_text(str(script.child.pid))
+    (HERE / "began").rename(HERE / "pid")
+    return script.result()
+
+def test_with_it(hangs):
+    pass
+
+def test_without_it():
+    pass
+"""
+
+#: It lets the time of its parent be over, and then waits.
+SCRIPT = """
+import os, signal, time
+from pathlib import Path
+
+while not Path(__file__).with_name("pid").exists():
+    time.sleep(0.02)
+os.kill(os.getppid(), signal.SIGALRM)
+while True:
+    signal.pause()
+"""
+
+
+def test_a_fixture_that_hangs_fails_and_leaves_no_process(tmp_path: Path) -> None:
+    for name in ("conftest.py", "gated.py"):
+        shutil.copy(HERE / name, tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "test_hangs.py").write_text(HANGS)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (tmp_path / "pid").exists(), ended.stdout
+    pid = int((tmp_path / "pid").read_text())
+    left = Path(f"/proc/{pid}").exists()
+    if left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
+    assert ended.returncode == 1, ended.stdout
+    assert "1 passed" in ended.stdout and "1 error" in ended.stdout
+    assert f"no end within {LIMIT} s" in ended.stdout
+
+
+def test_a_cluster_that_does_not_get_whole_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Process] = []
+    whole = Process.url
+
+    def url(process: Process) -> str:
+        asked.append(process)
+        if len(asked) == 3:
+            raise TimeoutError("it says no URL")
+        return whole(process)
+
+    monkeypatch.setattr(Process, "url", url)
+    with pytest.raises(TimeoutError, match="it says no URL"):
+        Cluster(tmp_path, workers=0)
+    assert [process.child.returncode for process in asked] == [-signal.SIGKILL] * 3
+
+
+def changes(file: Path) -> Iterator[str]:
+    """Yield what a file does to the variables of its process when it is imported."""
+    body = ast.parse(file.read_text()).body
+    called = {f"os.environ.{name}" for name in ("pop", "setdefault", "update")}
+    for top in body:
+        if isinstance(top, ast.FunctionDef | ast.ClassDef):
+            continue
+        for node in ast.walk(top):
+            is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in called
+            is_place = isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
+            if is_call or (is_place and ast.unparse(node).startswith("os.environ[")):
+                yield f"{file.name}:{top.lineno}: {ast.unparse(node)}"
+
+
+def test_no_file_of_tests_changes_variables_when_it_is_imported(tmp_path: Path) -> None:
+    wrong = tmp_path / "test_wrong.py"
+    wrong.write_text("import os\nA = os.environ.setdefault('A', '1')\nos.environ['B'] = A\n")
+    assert len(list(changes(wrong))) == 2
+    assert [found for file in HERE.glob("test_*.py") for found in changes(file)] == []
