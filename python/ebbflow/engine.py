@@ -68,23 +68,8 @@ class Engine(ABC):
         """Return a context in which the model is measured and not trained."""
 
 
-class Torch(Engine):
-    """PyTorch, with a module."""
-
-    def __init__(self, model: Any, state: Sequence[str]) -> None:
-        self.tensors = Tensors(model, state)
-        self.compiled = self.tensors.compiled
-        self._model = model
-        self._optimizer: Any = None
-        self._hook: Any = None
-
-    def records(self, data: Any, what: str, seed: int) -> Records:
-        return Records(data, what, seed)
-
-    def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
-        self._check(optimizer)
-        self._optimizer = optimizer
-        return optimizer_settings(optimizer, self.tensors.names())
+class OnTorch(Engine):
+    """An engine whose gradients PyTorch computes."""
 
     def use_threads(self, threads: int) -> int:
         import torch
@@ -112,6 +97,34 @@ class Torch(Engine):
         memory = torch.cuda.get_device_properties(index).total_memory
         return name_on_host(index, os.environ), int(memory)
 
+    def _cuda(self) -> int | None:
+        """Return the number of the CUDA device on which the model is; ``None``: on none."""
+        import torch
+
+        device = next((tensor.device for _, tensor in self.tensors.parameters), None)
+        if device is None or device.type != "cuda":
+            return None
+        return int(torch.cuda.current_device() if device.index is None else device.index)
+
+
+class Torch(OnTorch):
+    """PyTorch, with a module."""
+
+    def __init__(self, model: Any, state: Sequence[str]) -> None:
+        self.tensors = Tensors(model, state)
+        self.compiled = self.tensors.compiled
+        self._model = model
+        self._optimizer: Any = None
+        self._hook: Any = None
+
+    def records(self, data: Any, what: str, seed: int) -> Records:
+        return Records(data, what, seed)
+
+    def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
+        self._check(optimizer)
+        self._optimizer = optimizer
+        return optimizer_settings(optimizer, self.tensors.names())
+
     def seed(self, seed: int, *position: int) -> None:
         seed_all(seed, *position)
 
@@ -135,15 +148,6 @@ class Torch(Engine):
                 yield
         finally:
             self._model.train(training)
-
-    def _cuda(self) -> int | None:
-        """Return the number of the CUDA device on which the model is; ``None``: on none."""
-        import torch
-
-        device = next((tensor.device for _, tensor in self.tensors.parameters), None)
-        if device is None or device.type != "cuda":
-            return None
-        return int(torch.cuda.current_device() if device.index is None else device.index)
 
     def _check(self, optimizer: Any) -> None:
         """Check that an optimizer has the parameters of the model."""

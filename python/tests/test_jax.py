@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ optax = pytest.importorskip("optax")
 
 import ebbflow.jax  # noqa: E402
 from ebbflow import errors  # noqa: E402
+from ebbflow.jax.engine import Jax  # noqa: E402
 from ebbflow.jax.optimizers import optimizer_settings  # noqa: E402
 from ebbflow.jax.tree import Tree  # noqa: E402
 
@@ -268,6 +270,23 @@ def test_optimizers_that_the_ps_do_not_have_are_refused_by_name() -> None:
     ]
     everywhere = partial(optax.adamw, 1e-3, mask=True)
     assert "groups" not in optimizer_settings(everywhere, 3, tree)
+
+
+def test_a_loop_tells_the_device_of_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Jax(params(), None)
+    assert engine.device() == ("cpu", 0)
+    facts, results = engine.numerics(1)
+    assert ", cpu cpu, " in facts
+    told = {"bytes_limit": 7}
+    gpu = SimpleNamespace(platform="gpu", device_kind="A100", id=0, memory_stats=lambda: told)
+    monkeypatch.setattr(Jax, "_place", lambda _: gpu)
+    monkeypatch.delenv("EBBFLOW_DEVICE", raising=False)
+    assert engine.device() == ("cuda:0", 7)
+    monkeypatch.setenv("EBBFLOW_DEVICE", "cuda:2")
+    assert engine.device() == ("cuda:2", 7)
+    assert engine.numerics(1) == (facts.replace("cpu cpu", "gpu A100"), results)
+    gpu.memory_stats = lambda: None
+    assert engine.device() == ("cuda:2", 0), "its memory is not known"
 
 
 LATE = """

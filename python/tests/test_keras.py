@@ -25,6 +25,7 @@ keras = pytest.importorskip("keras")
 import ebbflow.keras  # noqa: E402
 from ebbflow import _weights, errors  # noqa: E402
 from ebbflow.keras import threads  # noqa: E402
+from ebbflow.keras.engine import engine_of  # noqa: E402
 from ebbflow.keras.optimizers import optimizer_settings  # noqa: E402
 from ebbflow.keras.variables import Roles  # noqa: E402
 
@@ -275,6 +276,32 @@ class Counting(LAYERS.Layer):  # type: ignore[misc,name-defined]
     def call(self, x: Any) -> Any:
         self.seen.assign(self.seen * 0.5 + keras.ops.mean(x * x))
         return x
+
+
+def test_a_loop_tells_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(network(), (), None)
+    assert engine.device() == ("cpu", 0)
+    facts, results = engine.numerics(1)
+    monkeypatch.setenv("EBBFLOW_DEVICE", "cuda:2")
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        place = "/job:localhost/replica:0/task:0/device:GPU:0"
+        monkeypatch.setattr(type(engine), "_place", lambda _: place)
+        monkeypatch.setattr(tf.config, "get_visible_devices", lambda _: ["a GPU"])
+        details = {"device_name": "A100"}
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda _: details)
+        assert engine.device() == ("cuda:2", 0), "its memory is not known"
+        assert engine.numerics(1) == (facts.replace("CPU, ", "CPU, A100, "), results)
+    else:
+        import torch
+
+        monkeypatch.setattr(type(engine), "_cuda", lambda _: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
+        memory = types.SimpleNamespace(total_memory=7)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)
+        assert engine.device() == ("cuda:2", 7)
+        assert engine.numerics(1) == (f"{facts}, A100, CUDA {torch.version.cuda}", results)
 
 
 def test_only_named_state_may_be_written() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
+from ebbflow._device import CPU, name_on_host
 from ebbflow.arrays import Arrays
 from ebbflow.engine import Engine
 from ebbflow.jax import threads
@@ -41,7 +43,15 @@ class Jax(Engine):
         return 1
 
     def numerics(self, _: int) -> tuple[str, bytes]:
-        return threads.numerics()
+        return threads.numerics(self._place())
+
+    def device(self) -> tuple[str, int]:
+        place = self._place()
+        if place.platform != "gpu":
+            return CPU
+        # What JAX may take of the memory: it does not tell all of it.
+        memory = (place.memory_stats() or {}).get("bytes_limit", 0)
+        return name_on_host(place.id, os.environ), int(memory)
 
     def seed(self, seed: int, *position: int) -> None:
         seed_host(seed, *position)
@@ -53,3 +63,9 @@ class Jax(Engine):
 
     def measuring(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
+
+    def _place(self) -> Any:
+        """Return the device on which the parameters are, as JAX names it."""
+        import jax
+
+        return next(iter(jax.tree_util.tree_leaves(self.tensors.params)[0].devices()))

@@ -37,13 +37,16 @@ def check() -> None:
         )
 
 
-def numerics() -> tuple[str, bytes]:
-    """Return facts that decide how JAX rounds, for people, and a hash of fixed operations."""
+def numerics(device: Any) -> tuple[str, bytes]:
+    """Return facts that decide how JAX rounds, for people, and a hash of fixed operations.
+
+    Args:
+        device: The device of JAX that computes.
+    """
     import jax
     import numpy
     from jax import numpy as jnp
 
-    device = jax.devices()[0]
     facts = f"jax {jax.__version__}, {device.platform} {device.device_kind}, 1 thread"
 
     def loss(weights: list[Any], x: Any) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ebbflow import numerics as torch_numerics
+from ebbflow._device import CPU, name_on_host
 from ebbflow.arrays import Arrays
-from ebbflow.engine import Engine
+from ebbflow.engine import Engine, OnTorch
 from ebbflow.errors import WrittenError
 from ebbflow.keras import threads
 from ebbflow.keras.optimizers import optimizer_settings
@@ -80,7 +81,7 @@ class Keras(Engine):
         """Seed what Keras does not seed. Returns a key of the position."""
 
 
-class TorchKeras(Keras):
+class TorchKeras(OnTorch, Keras):
     """Keras on PyTorch."""
 
     tensors: TorchVariables
@@ -93,17 +94,10 @@ class TorchKeras(Keras):
         super().__init__(roles, session, collate)
         self.tensors = TorchVariables(roles)
 
-    def use_threads(self, threads: int) -> int:
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        return int(before)
-
     def numerics(self, threads: int) -> tuple[str, bytes]:
         import keras
 
-        facts, results = torch_numerics.numerics(threads)
+        facts, results = super().numerics(threads)
         return f"keras {keras.__version__}, {facts}", results
 
     def measuring(self) -> contextlib.AbstractContextManager[None]:
@@ -143,6 +137,15 @@ class TensorFlowKeras(Keras):
     def numerics(self, _: int) -> tuple[str, bytes]:
         return threads.numerics()
 
+    def device(self) -> tuple[str, int]:
+        import tensorflow as tf
+
+        place = tf.DeviceSpec.from_string(self._place())
+        if place.device_type != "GPU":
+            return CPU
+        # TensorFlow tells nobody how much memory a device has.
+        return name_on_host(int(place.device_index), os.environ), 0
+
     def measuring(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -161,6 +164,10 @@ class TensorFlowKeras(Keras):
         ]
         self.tensors.collect(request, found)
         return float(loss)
+
+    def _place(self) -> str:
+        """Return the name that TensorFlow gives to the device of the model."""
+        return str(self.tensors.parameters[0][1].value.device)
 
     def _seed_libraries(self, seed: int, *position: int) -> int:
         # `tf.random.set_seed` drops all compiled kernels, so a batch would take ten times as long.

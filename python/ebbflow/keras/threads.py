@@ -47,8 +47,7 @@ def numerics() -> tuple[str, bytes]:
     import numpy
     import tensorflow as tf
 
-    devices = ", ".join(sorted({device.device_type for device in tf.config.list_logical_devices()}))
-    facts = f"keras {keras.__version__}, tensorflow {tf.__version__}, {devices}, 1 thread"
+    facts = f"keras {keras.__version__}, tensorflow {tf.__version__}, {_devices()}, 1 thread"
     drawn = numpy.random.default_rng(1)
     shapes = [(3, 3, 1, 8), (8 * 17 * 17, 33), (33,)]
     weights = [tf.constant(drawn.normal(size=shape), tf.float32) for shape in shapes]
@@ -65,6 +64,16 @@ def numerics() -> tuple[str, bytes]:
     for array in [value, *gradients]:
         hashed.update(array.numpy().tobytes())
     return facts, hashed.digest()
+
+
+def _devices() -> str:
+    """Return the kinds of devices, and the models of GPUs, which round differently."""
+    import tensorflow as tf
+
+    kinds = {device.device_type for device in tf.config.list_logical_devices()}
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    models = {str(found["device_name"]) for found in details if "device_name" in found}
+    return ", ".join(sorted(kinds) + sorted(models))
 
 
 def _has_begun() -> bool:
