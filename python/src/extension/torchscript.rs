@@ -7,7 +7,7 @@
 //! in forward and backward passes, so models of several workers compute beside each other.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use data::predictions::PREDICTION;
@@ -326,7 +326,7 @@ struct Read<'py> {
 }
 
 /// Loads a script.
-fn read<'py>(py: Python<'py>, path: &std::path::Path, threads: usize) -> Result<Read<'py>> {
+fn read<'py>(py: Python<'py>, path: &Path, threads: usize) -> Result<Read<'py>> {
     let module = engine(py)?.call_method1("Module", (path.display().to_string(), threads));
     let module = module.map_err(|error| script::not_loaded(path, &said(py, &error)))?;
     let attributes = module.call_method0("attributes").and_then(|found| found.extract());
