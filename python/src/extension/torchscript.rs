@@ -56,9 +56,9 @@ impl ScriptEngine for PyTorch {
     fn numerics(&self, _: Device, threads: usize) -> Result<Numerics> {
         Python::attach(|py| {
             let found = engine(py)?.call_method1("numerics", (threads,));
-            let found = found.and_then(|found| found.extract::<(String, Vec<u8>)>());
+            let found = found.and_then(|found| found.extract::<(String, Bound<'_, PyBytes>)>());
             let (facts, results) = found.map_err(failed(py, "the numerics class"))?;
-            Ok(Numerics::computed(&facts, &results))
+            Ok(Numerics::computed(&facts, results.as_bytes()))
         })
     }
 }
@@ -218,9 +218,10 @@ impl Model for Scripted {
         Python::attach(|py| {
             let Read { module, tensors, .. } = read(py, &self.path, self.threads)?;
             let values = module.call_method0("values").and_then(|values| values.extract());
-            let values: Vec<Vec<u8>> = values.map_err(failed(py, "read initial values"))?;
-            let of = |(tensor, bytes): (&TensorSpec, &Vec<u8>)| Values::from_bytes(tensor.dtype(), bytes);
-            Ok(tensors.iter().zip(&values).map(of).collect())
+            let values: Vec<Bound<'_, PyBytes>> = values.map_err(failed(py, "read initial values"))?;
+            let bytes = values.iter().map(|bytes| bytes.as_bytes());
+            let read = |(tensor, bytes): (&TensorSpec, _)| Values::from_bytes(tensor.dtype(), bytes);
+            Ok(tensors.iter().zip(bytes).map(read).collect())
         })
     }
 
@@ -299,10 +300,11 @@ impl Model for Scripted {
         Python::attach(|py| {
             let constant = |(name, index): &(String, usize)| {
                 let found = self.module.bind(py).call_method1("constant", (*index,));
-                let found = found.and_then(|found| found.extract::<(String, Vec<usize>, Vec<u8>)>());
+                let found =
+                    found.and_then(|found| found.extract::<(String, Vec<usize>, Bound<'_, PyBytes>)>());
                 let (dtype, shape, bytes) = found.map_err(failed(py, name))?;
                 let dtype = saved_type(name, &dtype).map_err(|reason| script::wrong(&reason))?;
-                Ok(Constant { name: name.clone(), shape, dtype, bytes })
+                Ok(Constant { name: name.clone(), shape, dtype, bytes: bytes.as_bytes().to_vec() })
             };
             self.constants.iter().map(constant).collect()
         })
@@ -310,10 +312,10 @@ impl Model for Scripted {
 
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         Python::attach(|py| {
-            let saved = self.module.bind(py).call_method0("save").and_then(|saved| saved.extract());
-            let saved: Vec<u8> =
-                saved.map_err(|error| script::wrong(&format!("cannot be saved: {}", said(py, &error))))?;
-            Ok([(SCRIPT.to_owned(), saved)].into())
+            let saved = self.module.bind(py).call_method0("save");
+            let saved = saved.and_then(|saved| Ok(saved.cast_into::<PyBytes>()?));
+            let refused = |error| script::wrong(&format!("cannot be saved: {}", said(py, &error)));
+            Ok([(SCRIPT.to_owned(), saved.map_err(refused)?.as_bytes().to_vec())].into())
         })
     }
 }

@@ -59,7 +59,8 @@ impl Description {
         }
         let constant = |(name, dtype, shape, bytes): Described<'_>| {
             let bytes = bytes.as_bytes().to_vec();
-            Ok(Constant { dtype: saved_type(&name, &dtype)?, name, shape, bytes })
+            let dtype = saved_type(&name, &dtype)?;
+            Ok::<_, String>(Constant { name, shape, dtype, bytes })
         };
         let constants = constants.into_iter().map(constant).collect::<std::result::Result<_, _>>()?;
         let register = specs.iter().position(|spec| spec.role == TensorRole::Register);
