@@ -150,12 +150,18 @@ pub enum Error {
         "{0} needs libtorch, and this program was built with --no-default-features; build it with the `torch` feature"
     )]
     NoTorch(String),
+    /// The Python process has no PyTorch.
+    #[error("a TorchScript model needs PyTorch here: {0}; pip install torch==2.11.0")]
+    NoPyTorch(String),
 }
 
 impl Error {
     /// Returns whether every retry, here or on another worker, fails the same way.
     pub const fn is_fatal(&self) -> bool {
-        let no_engine = matches!(self, Self::NoSuchDevice { .. } | Self::NoTorch(_) | Self::NoTorchCuda(_));
+        let no_engine = matches!(
+            self,
+            Self::NoSuchDevice { .. } | Self::NoTorch(_) | Self::NoTorchCuda(_) | Self::NoPyTorch(_)
+        );
         let elsewhere = matches!(self, Self::Engine { .. } | Self::Driver { .. } | Self::Left(_));
         !(no_engine || elsewhere)
     }

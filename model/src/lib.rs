@@ -20,7 +20,7 @@ mod model;
 pub mod weights;
 
 pub use device::Device;
-pub use engines::Registry;
+pub use engines::{Registry, ScriptEngine};
 pub use error::{Error, Result};
 pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory, Upcoming};
 pub use weights::Weights;

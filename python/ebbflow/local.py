@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ebbflow import _native
+from ebbflow import _native, _torchscript
 from ebbflow._collect import Collector, finished
 from ebbflow._job import JobSource, Resume, prepare
 from ebbflow.result import Result
@@ -68,7 +68,7 @@ def run(
         "data_root": data_root,
     }
     folder = None if out is None else Path(out)
-    with Collector(progress, on_event) as collector:
+    with _torchscript.kept(), Collector(progress, on_event) as collector:
         text, model = _native.run(
             prepare(job, changes, resume),
             cluster,

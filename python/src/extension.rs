@@ -11,6 +11,7 @@ mod run;
 mod script;
 mod secrets;
 mod session;
+mod torchscript;
 mod wait;
 mod warnings;
 

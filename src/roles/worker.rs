@@ -84,7 +84,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
             _ => Watched { metrics: watched.metrics.clone(), device, ..Watched::default() },
         };
         let (master, dialer) = (master.clone(), dialer.clone());
-        let (registry, stores) = (app.registry.clone(), app.environment.stores.clone());
+        let (registry, stores) = (app.registry.clone().for_any_job(), app.environment.stores.clone());
         let stop = stop.clone();
         workers.spawn(async move {
             worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await

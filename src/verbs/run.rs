@@ -81,7 +81,8 @@ pub(super) async fn here(
         data_root: compute.data_root,
         program: String::new(),
     };
-    let mut local = Local::start(options, app.environment.stores.clone(), app.registry.clone()).await?;
+    let registry = app.registry.clone().for_job(&submission.spec);
+    let mut local = Local::start(options, app.environment.stores.clone(), registry).await?;
     let client = local.client(PATIENCE).with_notices(app.notices());
     let result = tokio::select! {
         result = train(&client, submission, out, app) => result,

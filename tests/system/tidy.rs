@@ -431,13 +431,13 @@ fn prose_has_lines_of_100_columns_at_most() {
 /// Nouns of public types that mean what a programmer expects. A verb in the past tense is the
 /// result of the verb.
 const PLAIN_NOUNS: &str = "
-    accepted address allowed batch channel check choice chosen client clock consistency constant content
+    accepted address allowed argument attribute batch channel check choice chosen client clock consistency constant content
     context conversion converted count dataset device disk entry error evaluation failed failure file
     folder follow
-    followed format found gradient guarded incoming indexed inspected io kind limit listed listener local
-    location
-    loss measured member mode normalize numbers observer optimizer pool pulled purpose pushed refused registered
-    reply report reported result retry rule saved script secret section set shown shuffle side size spec start
+    followed format found gradient guarded held incoming indexed inspected io kept kind limit listed listener
+    local location
+    loss measured member mode normalize numbers observer optimizer passing pool pulled purpose pushed refused
+    registered reply report reported result retry returned row rule saved script secret section set shown shuffle side size spec start
     sum summary timer on until update upload use value weight whose word written";
 
 /// The last word of a type's name, in lower case.

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use data::Batch;
 use kernels::telemetry::LatestReading;
+use model::Registry;
 use model::weights::Weights;
-use model::{Registry, engines};
 use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use net::failover::Failover;
 use net::session::Session;
@@ -114,7 +114,8 @@ pub async fn run(
     let numerics = match simulated.or_else(|| options.numerics.clone()) {
         Some(numerics) => numerics,
         None => {
-            let computing = blocking(options.inline.as_ref(), move || engines::numerics(device, threads));
+            let registry = registry.clone();
+            let computing = blocking(options.inline.as_ref(), move || registry.numerics(device, threads));
             computing.await.map_err(|error| error.on(&told))?
         }
     };

@@ -291,6 +291,10 @@ fn tasks(
     stages: &[&str],
     environment: &[(String, OsString)],
 ) -> Vec<Task> {
+    // The programs without libtorch are elsewhere, so this one is linked to it.
+    let linked = workspace::target_dir().join("debug/ebb").into();
+    let linked = stages.contains(&"build").then(|| ("EBB_LINKED_PROGRAM".to_owned(), linked));
+    let environment = &[environment, linked.as_slice()].concat();
     let programs = built.iter().filter(|(stage, _)| stages.contains(stage));
     let mut tasks: Vec<_> =
         programs.filter_map(|(stage, program)| task(stage, program, "", environment)).collect();

@@ -5,9 +5,11 @@
 mod golden;
 mod loss;
 mod options;
+pub mod outputs;
 pub mod per_record;
 mod pure;
 mod registry;
+pub mod script;
 #[cfg(feature = "torch")]
 mod torch;
 
@@ -16,7 +18,7 @@ use std::path::Path;
 use proto::numerics::Numerics;
 use proto::tensor::{TensorSpec, Values};
 
-pub use self::registry::Registry;
+pub use self::registry::{Registry, ScriptEngine};
 use crate::device::Device;
 use crate::error::Result;
 use crate::export::Constant;

@@ -1,15 +1,35 @@
-//! The networks that a job can name, and the engine that builds each.
+//! The networks that a job can name, the engine that builds each, and how this engine rounds.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use proto::numerics::Numerics;
+use proto::spec::JobSpec;
+
 use super::options::{Engine, Mlp};
 use super::pure;
 #[cfg(feature = "torch")]
 use super::torch;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::model::{Context, Model};
+
+/// An engine of TorchScript modules that the surrounding program brings, such as the PyTorch of a
+/// Python process.
+pub trait ScriptEngine: Send + Sync {
+    /// Builds the model of a job with a script.
+    ///
+    /// # Errors
+    /// The engine is not there, or the script does not fit.
+    fn build(&self, context: &Context) -> Result<Box<dyn Model>>;
+
+    /// Returns the numerics class of gradients computed on `device` with `threads` threads.
+    ///
+    /// # Errors
+    /// The engine is not there, or cannot compute on the device.
+    fn numerics(&self, device: Device, threads: usize) -> Result<Numerics>;
+}
 
 type Build = Arc<dyn Fn(&Context) -> Result<Box<dyn Model>> + Send + Sync>;
 
@@ -17,6 +37,8 @@ type Build = Arc<dyn Fn(&Context) -> Result<Box<dyn Model>> + Send + Sync>;
 #[derive(Clone)]
 pub struct Registry {
     builders: BTreeMap<String, Build>,
+    /// Engine of TorchScript modules. `None`: libtorch, if this program is linked to it.
+    scripts: Option<Arc<dyn ScriptEngine>>,
 }
 
 impl fmt::Debug for Registry {
@@ -28,7 +50,7 @@ impl fmt::Debug for Registry {
 impl Default for Registry {
     /// Returns a registry of Ebbflow's own networks.
     fn default() -> Self {
-        let registry = Self { builders: BTreeMap::new() };
+        let registry = Self { builders: BTreeMap::new(), scripts: None };
         let registry = registry.with("linear", pure::linear).with("softmax", pure::softmax).with("mlp", mlp);
         #[cfg(feature = "torch")]
         let registry = registry.with("convnet", torch::convnet).with("resnet18", torch::resnet18);
@@ -47,6 +69,40 @@ impl Registry {
         self
     }
 
+    /// Builds the models of jobs with a TorchScript file by `engine`.
+    #[must_use]
+    pub fn with_scripts(mut self, engine: Arc<dyn ScriptEngine>) -> Self {
+        self.scripts = Some(engine);
+        self
+    }
+
+    /// Returns the registry for processes that compute this job alone. Without a script they load
+    /// no engine for one, and have the numerics class of the others.
+    #[must_use]
+    pub fn for_job(mut self, spec: &JobSpec) -> Self {
+        self.scripts = self.scripts.filter(|_| spec.model.script.is_some());
+        self
+    }
+
+    /// Returns the registry for processes that compute any job. An engine that the program brings
+    /// is left out: it rounds like no other, and the class of a process holds for all its jobs.
+    #[must_use]
+    pub fn for_any_job(mut self) -> Self {
+        self.scripts = None;
+        self
+    }
+
+    /// Returns the numerics class of gradients computed on `device` with `threads` threads.
+    ///
+    /// # Errors
+    /// An engine cannot compute on the device, or is not there.
+    pub fn numerics(&self, device: Device, threads: usize) -> Result<Numerics> {
+        match &self.scripts {
+            Some(engine) => engine.numerics(device, threads),
+            None => super::numerics(device, threads),
+        }
+    }
+
     /// Returns the known names, in order.
     pub fn names(&self) -> Vec<&str> {
         self.builders.keys().map(String::as_str).collect()
@@ -57,7 +113,12 @@ impl Registry {
     /// # Errors
     /// The network is unknown, or its options, the data's shape or the script do not fit.
     pub fn build(&self, context: &Context) -> Result<Box<dyn Model>> {
-        let Some(name) = &context.spec.model.builtin else { return script(context) };
+        let Some(name) = &context.spec.model.builtin else {
+            return match &self.scripts {
+                Some(engine) => engine.build(context),
+                None => script(context),
+            };
+        };
         let build = self.builders.get(name).ok_or_else(|| Error::UnknownModel {
             name: name.clone(),
             known: self.names().into_iter().map(str::to_owned).collect(),
@@ -88,4 +149,43 @@ fn script(context: &Context) -> Result<Box<dyn Model>> {
 #[cfg(not(feature = "torch"))]
 fn script(_context: &Context) -> Result<Box<dyn Model>> {
     Err(Error::NoTorch("a TorchScript model".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An engine that is not there.
+    struct Missing;
+
+    impl ScriptEngine for Missing {
+        fn build(&self, _: &Context) -> Result<Box<dyn Model>> {
+            Err(Error::NoPyTorch("no module".to_owned()))
+        }
+
+        fn numerics(&self, _: Device, _: usize) -> Result<Numerics> {
+            Err(Error::NoPyTorch("no module".to_owned()))
+        }
+    }
+
+    fn job(model: &str) -> JobSpec {
+        let text = format!(
+            "name = \"x\"\nepochs = 1\nbatch = {{ micro = 1 }}\nmodel = {{ {model} }}\n\
+             optimizer = {{ kind = \"sgd\", learning_rate = 1 }}\n\
+             data = {{ format = \"csv\", train = {{ files = [\"x\"] }} }}\n"
+        );
+        proto::spec::parse(&text, std::path::Path::new("x.toml"), &[]).unwrap()
+    }
+
+    #[test]
+    fn only_processes_of_a_job_with_a_script_ask_the_engine_that_the_program_brings() {
+        let registry = Registry::default().with_scripts(Arc::new(Missing));
+        let asks = |registry: Registry| {
+            let numerics = registry.numerics(Device::Cpu, 1);
+            matches!(numerics, Err(Error::NoPyTorch(_)))
+        };
+        assert!(asks(registry.clone().for_job(&job("script = \"x.pt\""))));
+        assert!(!asks(registry.clone().for_job(&job("builtin = \"softmax\""))));
+        assert!(!asks(registry.for_any_job()));
+    }
 }

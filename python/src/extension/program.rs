@@ -4,6 +4,8 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
+use super::torchscript;
+
 /// Runs `ebb` with these arguments, of which the first is the program's name. Returns its exit
 /// code.
 ///
@@ -11,5 +13,5 @@ use pyo3::prelude::*;
 /// verbs that compute end the process here, and so do wrong arguments.
 #[pyfunction]
 pub(super) fn main(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| ebbflow::main_with(arguments, ebbflow::model::Registry::default()))
+    py.detach(|| ebbflow::main_with(arguments, torchscript::registry()))
 }

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use client::{Local, Notices, Options, report};
-use ebbflow::model::Registry;
 use ebbflow::model::device::{Choice, spread, workers as workers_on};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -12,9 +11,9 @@ use pyo3::types::PyBytes;
 use worker::device::Chosen;
 
 use super::error::{exception, raised};
-use super::follow;
 use super::job::Job;
 use super::wait::{runtime, wait};
+use super::{follow, torchscript};
 
 /// Longest time of a call inside this process.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,7 +50,7 @@ pub(super) fn run<'py>(
     let device: Choice =
         device.parse().map_err(|error| exception("InvalidJobError", &format!("device: {error}")))?;
     let (mut submission, stores) = job.read()?;
-    let (registry, resumes) = (Registry::default(), submission.start != client::Start::New);
+    let (registry, resumes) = (torchscript::registry(), submission.start != client::Start::New);
     ebbflow::data::use_store_settings(stores.settings().clone());
     wait(py, || async { submission.ready_for_here(&stores, &registry, data_root.as_deref()).await })?
         .map_err(|error| raised(&error))?;
@@ -67,6 +66,7 @@ pub(super) fn run<'py>(
     let Chosen { devices, .. } = chosen.map_err(|error| exception("ClusterError", &error.to_string()))?;
     let workers = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let devices = spread(&devices, workers);
+    let registry = registry.for_job(&submission.spec);
     let options = Options { devices, ps: fleet.ps, threads, data_root, program: String::new() };
     // An interrupt drops the cluster, which ends its tasks.
     let mut local = wait(py, || async { Local::start(options, stores, registry).await })?

@@ -12,7 +12,7 @@
 //! do not wait for Python.
 
 pub(super) mod cluster;
-mod driven;
+pub(super) mod driven;
 mod region;
 mod request;
 

@@ -19,7 +19,7 @@ use tch::{Kind, TchError, Tensor};
 
 use super::network::{Mode, Named, Network, device, failed};
 use super::{loss, settings};
-use crate::engines::loss::mismatch;
+use crate::engines::outputs::detached;
 use crate::error::{Error, Result};
 use crate::export::Constant;
 use crate::model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory};
@@ -76,8 +76,7 @@ impl<N: Network> TorchModel<N> {
     fn train(&mut self, batch: &Batch, key: u64, weight: f32, memory: &dyn Allocator) -> Result<Gradients> {
         let (loss, _) = self.forward(batch, Mode::Train { key })?;
         if !loss.requires_grad() {
-            let found = "a value without gradients; does forward detach it?".to_owned();
-            return Err(mismatch(self.spec.loss, "a value that depends on the parameters", found));
+            return Err(detached(self.spec.loss));
         }
         let failed = failed("gradients");
         let parameters: Vec<&Tensor> = parameters(self.network.tensors()).collect();

@@ -10,6 +10,8 @@ use std::ptr::{self, NonNull};
 
 use tch::Tensor;
 
+use crate::engines::script::{Argument, Passing};
+
 /// A C++ `at::Tensor`, called `C_tensor` in `tch`.
 type RawTensor = c_void;
 
@@ -99,27 +101,6 @@ pub(super) struct Entry {
     pub(super) is_buffer: bool,
     /// Whether `forward` may change it.
     pub(super) is_written: bool,
-}
-
-/// An argument of `forward`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Argument {
-    pub(super) name: String,
-    /// Whether it is a `Dict[str, Tensor]`.
-    pub(super) is_dictionary: bool,
-    /// Whether it has a default.
-    pub(super) is_optional: bool,
-}
-
-/// How `forward` takes its inputs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passing {
-    /// One after the other, then the labels.
-    ByPosition = 0,
-    /// Inputs and `labels` by their names.
-    ByName = 1,
-    /// One dictionary, then the labels.
-    Dictionary = 2,
 }
 
 /// A TorchScript module.

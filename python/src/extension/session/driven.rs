@@ -58,24 +58,9 @@ impl Description {
             specs.push(spec);
         }
         let constant = |(name, dtype, shape, bytes): Described<'_>| {
-            let dtype = match dtype.as_str() {
-                "bool" => Dtype::BOOL,
-                "uint8" => Dtype::U8,
-                "int8" => Dtype::I8,
-                "int16" => Dtype::I16,
-                "int32" => Dtype::I32,
-                "int64" => Dtype::I64,
-                "float16" => Dtype::F16,
-                "bfloat16" => Dtype::BF16,
-                "float32" => Dtype::F32,
-                "float64" => Dtype::F64,
-                other => {
-                    return Err(format!(
-                        "tensor `{name}` is {other}, which model.safetensors has no type for"
-                    ));
-                }
-            };
-            Ok(Constant { name, shape, dtype, bytes: bytes.as_bytes().to_vec() })
+            let bytes = bytes.as_bytes().to_vec();
+            let dtype = saved_type(&name, &dtype)?;
+            Ok::<_, String>(Constant { name, shape, dtype, bytes })
         };
         let constants = constants.into_iter().map(constant).collect::<std::result::Result<_, _>>()?;
         let register = specs.iter().position(|spec| spec.role == TensorRole::Register);
@@ -84,6 +69,28 @@ impl Description {
         }
         Ok(Self { tensors: specs, initial, constants, register })
     }
+}
+
+/// Returns the type of a tensor in model.safetensors, from torch's name of it.
+///
+/// # Errors
+/// There is none.
+pub(in crate::extension) fn saved_type(name: &str, dtype: &str) -> std::result::Result<Dtype, String> {
+    Ok(match dtype {
+        "bool" => Dtype::BOOL,
+        "uint8" => Dtype::U8,
+        "int8" => Dtype::I8,
+        "int16" => Dtype::I16,
+        "int32" => Dtype::I32,
+        "int64" => Dtype::I64,
+        "float16" => Dtype::F16,
+        "bfloat16" => Dtype::BF16,
+        "float32" => Dtype::F32,
+        "float64" => Dtype::F64,
+        other => {
+            return Err(format!("tensor `{name}` is {other}, which model.safetensors has no type for"));
+        }
+    })
 }
 
 /// A model that asks the loop.

@@ -13,7 +13,7 @@ use pyo3::types::PyDict;
 pub(super) enum Owner {
     /// Weights, which nobody writes.
     Weights(Weights),
-    /// Gradients of a request, which only the loop writes.
+    /// Gradients of a request, which only Python code writes.
     Buffers(Arc<Vec<Values>>),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Region {
 
 impl Region {
     /// Returns the regions of weights, in the order of the tensors, for reading.
-    pub(super) fn of_weights(weights: &Weights) -> Vec<Self> {
+    pub(in crate::extension) fn of_weights(weights: &Weights) -> Vec<Self> {
         let owner = Owner::Weights(weights.clone());
         weights
             .iter()
@@ -38,7 +38,7 @@ impl Region {
     }
 
     /// Returns the regions of buffers at `addresses`, for writing.
-    pub(super) fn of_buffers(buffers: &Arc<Vec<Values>>, addresses: &[usize]) -> Vec<Self> {
+    pub(in crate::extension) fn of_buffers(buffers: &Arc<Vec<Values>>, addresses: &[usize]) -> Vec<Self> {
         let owner = Owner::Buffers(buffers.clone());
         let region = |(values, &address): (&Values, &usize)| Self::of(values, address, true, &owner);
         buffers.iter().zip(addresses).map(region).collect()
