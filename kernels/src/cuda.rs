@@ -21,6 +21,8 @@ mod compiler;
 mod device;
 #[cfg(test)]
 mod host;
+#[cfg(feature = "cuda")]
+pub(crate) mod ipc;
 mod launch;
 #[cfg(feature = "cuda")]
 pub(crate) mod memory;
@@ -35,6 +37,8 @@ pub(crate) mod update;
 
 #[cfg(feature = "cuda")]
 pub use self::device::Device;
+#[cfg(feature = "cuda")]
+pub use self::ipc::{Handle, Opened};
 #[cfg(feature = "cuda")]
 pub use crate::error::Error;
 

@@ -82,6 +82,43 @@ pub enum Error {
         /// What the driver says.
         reason: String,
     },
+    /// The driver passes no memory between processes, or not between these.
+    #[error(
+        "CUDA device {ordinal} could not {what}: {reason}; CUDA passes memory between processes of one user and one \
+         container, and not on every device; pass the values through memory of the host"
+    )]
+    NotShared {
+        /// The device.
+        ordinal: usize,
+        /// What was asked for.
+        what: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+    /// Memory of another process lies on another device.
+    #[error(
+        "memory of another process lies on the CUDA device {found}, and CUDA device {ordinal} of this process is \
+         {expected}; start both on one device, or pass the values through memory of the host"
+    )]
+    OtherDevice {
+        /// The device of this process, by its number here.
+        ordinal: usize,
+        /// UUID of the device of the memory.
+        found: String,
+        /// UUID of the device of this process.
+        expected: String,
+    },
+    /// Memory of another process is not there any more.
+    #[error(
+        "CUDA device {ordinal} could not open memory of another process: {reason}; the other process has freed it or \
+         has ended; ask it again"
+    )]
+    Gone {
+        /// The device.
+        ordinal: usize,
+        /// What the driver says.
+        reason: String,
+    },
     /// The device computed a sum that is not the host's.
     #[error("CUDA device {ordinal} computes wrong: {found:?} instead of {expected:?}; do not use it")]
     Wrong {

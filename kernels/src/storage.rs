@@ -18,9 +18,9 @@ use bytes::Bytes;
 use proto::tensor::{DType, ExternalMemory, Values};
 
 #[cfg(feature = "cuda")]
-use crate::cuda::Device;
-#[cfg(feature = "cuda")]
 use crate::cuda::memory::{Buffer, Source};
+#[cfg(feature = "cuda")]
+use crate::cuda::{Device, Handle};
 use crate::error::Error;
 use crate::slot;
 
@@ -72,15 +72,35 @@ impl Storage {
     #[cfg(feature = "cuda")]
     pub fn on_device(device: &Arc<Device>, dtype: DType, len: usize) -> Result<Self, Error> {
         let buffer = Buffer::zeros(device, len * dtype.size())?;
-        Ok(Self { dtype, len, memory: Memory::Device(buffer) })
+        Ok(Self::in_buffer(dtype, len, buffer))
+    }
+
+    /// Creates `len` zeros on a device, in memory that another process of this host can
+    /// [open](crate::cuda::Opened) by the handle. It takes whole pieces of 2 MiB.
+    ///
+    /// The other process finds what [`Device::settle`] has waited for. The storage has to live
+    /// until the other process has closed the memory, and may not change while it is read there.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or its driver passes no memory to other processes.
+    /// The device goes on.
+    #[cfg(feature = "cuda")]
+    pub fn exported(device: &Arc<Device>, dtype: DType, len: usize) -> Result<(Self, Handle), Error> {
+        let (buffer, handle) = Buffer::exported(device, len * dtype.size())?;
+        Ok((Self::in_buffer(dtype, len, buffer), handle))
+    }
+
+    /// Storage in memory of a device, which has room for `len` elements.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn in_buffer(dtype: DType, len: usize, buffer: Buffer) -> Self {
+        Self { dtype, len, memory: Memory::Device(buffer) }
     }
 
     /// Creates storage on a device. If the device has no memory for it, the device has failed: it
     /// computes nothing any more, and [`Device::settle`] says why.
     #[cfg(feature = "cuda")]
     pub(crate) fn on_device_or_failed(device: &Arc<Device>, dtype: DType, len: usize) -> Self {
-        let buffer = Buffer::zeros_or_failed(device, len * dtype.size());
-        Self { dtype, len, memory: Memory::Device(buffer) }
+        Self::in_buffer(dtype, len, Buffer::zeros_or_failed(device, len * dtype.size()))
     }
 
     /// Returns the element type.

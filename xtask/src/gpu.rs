@@ -1,7 +1,8 @@
 //! `cargo xtask gpu`: what only a machine with an NVIDIA GPU can try, and a report on it.
 //!
-//! The tests of `kernels/tests/cuda_device.rs` and `tests/system/on_device.rs` run everywhere with
-//! a driver of their own. Here they run with the machine's driver.
+//! The tests of `kernels/tests/cuda_device.rs`, `kernels/tests/cuda_ipc.rs` and
+//! `tests/system/on_device.rs` run everywhere with a driver of their own. Here they run with the
+//! machine's driver.
 
 use crate::{
     check::{now, seconds},
@@ -35,10 +36,14 @@ pub(crate) struct Args {
 pub(crate) const BENCH: &str = "device";
 
 /// What runs, as people call it, and the words for cargo.
-const STEPS: [(&str, &str); 3] = [
+const STEPS: [(&str, &str); 4] = [
     (
         "kernels: the bits of the host",
         "test --release --package ebbflow-kernels --features cuda --test cuda_device",
+    ),
+    (
+        "kernels: memory that crosses between processes",
+        "test --release --package ebbflow-kernels --features cuda --test cuda_ipc",
     ),
     (
         "ps as processes: the bits of the host, and telemetry",

@@ -42,6 +42,7 @@ const VERSION_MIN: i32 = 12_000;
 pub struct Device {
     ordinal: usize,
     name: String,
+    uuid: [u8; 16],
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     uploads: Arc<CudaStream>,
@@ -109,6 +110,11 @@ impl Device {
         &self.name
     }
 
+    /// Returns the number of the device in the world. It is the same in every process.
+    pub const fn uuid(&self) -> [u8; 16] {
+        self.uuid
+    }
+
     /// Waits until all operations so far have run.
     ///
     /// # Errors
@@ -140,6 +146,7 @@ impl Device {
         }
         let context = CudaContext::new(ordinal).map_err(failed("make a context"))?;
         let name = context.name().map_err(failed("say its name"))?;
+        let uuid = bytemuck::cast(context.uuid().map_err(failed("say its number"))?.bytes);
         let (major, minor) = context.compute_capability().map_err(failed("say its capability"))?;
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pooled = context.attribute(pools).map_err(failed("say its attributes"))? > 0;
@@ -164,6 +171,7 @@ impl Device {
         let mut device = Self {
             ordinal,
             name,
+            uuid,
             context,
             compute,
             uploads,
@@ -211,7 +219,7 @@ impl Device {
     }
 
     /// Makes the device current on this thread.
-    fn bind(&self) -> Result<(), Error> {
+    pub(super) fn bind(&self) -> Result<(), Error> {
         self.context.bind_to_thread().map_err(|error| self.failed("run on this thread", error))
     }
 
@@ -231,10 +239,19 @@ impl Device {
     /// # Errors
     /// The device has too little free memory.
     pub(super) fn allocate(&self, bytes: usize) -> Result<Address, Error> {
-        self.allocate_on(&self.compute, bytes)
+        self.allocate_on(Some(&self.compute), bytes)
     }
 
-    fn allocate_on(&self, stream: &CudaStream, bytes: usize) -> Result<Address, Error> {
+    /// Allocates memory that other processes can open: a driver passes on none that was allocated
+    /// in the order of a stream. What it holds is not defined.
+    ///
+    /// # Errors
+    /// The device has too little free memory.
+    pub(super) fn allocate_apart(&self, bytes: usize) -> Result<Address, Error> {
+        self.allocate_on(None, bytes)
+    }
+
+    fn allocate_on(&self, stream: Option<&CudaStream>, bytes: usize) -> Result<Address, Error> {
         if bytes == 0 {
             return Ok(Address::NOWHERE);
         }
@@ -242,10 +259,9 @@ impl Device {
         let once = || {
             // SAFETY: the stream lives, and the memory is written before it is read.
             unsafe {
-                if self.pooled {
-                    result::malloc_async(stream.cu_stream(), bytes)
-                } else {
-                    result::malloc_sync(bytes)
+                match stream.filter(|_| self.pooled) {
+                    Some(stream) => result::malloc_async(stream.cu_stream(), bytes),
+                    None => result::malloc_sync(bytes),
                 }
             }
         };
@@ -305,18 +321,33 @@ impl Device {
         if address == 0 {
             return;
         }
+        if !self.pooled {
+            return self.free_apart(Address(address));
+        }
         let freed = self.bind().and_then(|()| {
             // SAFETY: the memory is of this device, and every kernel that uses it is queued before.
-            let freed = unsafe {
-                if self.pooled {
-                    result::free_async(address, self.compute.cu_stream())
-                } else {
-                    self.compute.synchronize().and_then(|()| result::free_sync(address))
-                }
-            };
+            let freed = unsafe { result::free_async(address, self.compute.cu_stream()) };
             freed.map_err(|error| self.failed("free memory", error))
         });
         self.note(freed);
+    }
+
+    /// Frees memory that was not allocated in the order of a stream, when all operations so far
+    /// have run.
+    pub(super) fn free_apart(&self, Address(address): Address) {
+        self.give_up("free memory", || {
+            // SAFETY: the memory is of this device, and no kernel uses it any more.
+            unsafe { result::free_sync(address) }
+        });
+    }
+
+    /// Gives memory up when all operations so far have run.
+    pub(super) fn give_up(&self, what: &'static str, act: impl FnOnce() -> Result<(), DriverError>) {
+        let given_up = self.bind().and_then(|()| {
+            let given_up = self.compute.synchronize().and_then(|()| act());
+            given_up.map_err(|error| self.failed(what, error))
+        });
+        self.note(given_up);
     }
 
     /// Fills memory with zeros, after all operations so far.
@@ -354,7 +385,7 @@ impl Device {
 
     /// Copies values to new memory of the device. Kernels that are queued later find them there.
     pub(super) fn upload(&self, values: &[u8]) -> Result<Address, Error> {
-        let to = self.allocate_on(&self.uploads, values.len())?;
+        let to = self.allocate_on(Some(&self.uploads), values.len())?;
         let copied = self.copy_in(values, to);
         copied.map(|()| to).inspect_err(|_| self.free(to))
     }
@@ -486,7 +517,7 @@ fn with_driver<T>(ordinal: usize, act: impl FnOnce(i32) -> Result<T, Error>) -> 
 }
 
 /// Writes a UUID in its usual form.
-fn uuid_text(bytes: [u8; 16]) -> String {
+pub(super) fn uuid_text(bytes: [u8; 16]) -> String {
     let mut text = String::new();
     for (place, byte) in bytes.iter().enumerate() {
         let dash = if [4, 6, 8, 10].contains(&place) { "-" } else { "" };
@@ -505,9 +536,13 @@ fn count() -> Result<usize, Error> {
 }
 
 fn failed(ordinal: usize, what: &'static str, error: DriverError) -> Error {
-    let reason = match error.error_string() {
+    Error::Failed { ordinal, what, reason: reason(error) }
+}
+
+/// Returns what the driver says of an error.
+pub(super) fn reason(error: DriverError) -> String {
+    match error.error_string() {
         Ok(text) => format!("{} ({:?})", text.to_string_lossy(), error.0),
         Err(_) => format!("{:?}", error.0),
-    };
-    Error::Failed { ordinal, what, reason }
+    }
 }

@@ -22,6 +22,18 @@ pub(crate) struct Buffer {
     device: Arc<Device>,
     address: Address,
     bytes: usize,
+    origin: Origin,
+}
+
+/// How memory came to be, which says how it is given up.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// Allocated for this process.
+    Own,
+    /// Allocated for other processes too.
+    Exported,
+    /// Opened: another process has allocated it.
+    Opened,
 }
 
 /// Page-locked memory of the host: a device copies from and to it without help of the processor.
@@ -95,17 +107,22 @@ impl Buffer {
     /// # Errors
     /// The device has too little free memory.
     pub(crate) fn zeros(device: &Arc<Device>, bytes: usize) -> Result<Self, Error> {
-        let buffer = Self { device: device.clone(), address: device.allocate(bytes)?, bytes };
+        let buffer = Self::new(device, device.allocate(bytes)?, bytes, Origin::Own);
         // SAFETY: nobody else knows of the memory.
         unsafe { device.clear(buffer.address, bytes) }?;
         Ok(buffer)
+    }
+
+    /// Takes memory that is given up as its origin demands.
+    pub(super) fn new(device: &Arc<Device>, address: Address, bytes: usize, origin: Origin) -> Self {
+        Self { device: device.clone(), address, bytes, origin }
     }
 
     /// Allocates zeros. If the device has no memory for them, it has failed.
     pub(crate) fn zeros_or_failed(device: &Arc<Device>, bytes: usize) -> Self {
         Self::zeros(device, bytes).unwrap_or_else(|error| {
             device.note(Err(error));
-            Self { device: device.clone(), address: Address::NOWHERE, bytes }
+            Self::new(device, Address::NOWHERE, bytes, Origin::Own)
         })
     }
 
@@ -114,7 +131,7 @@ impl Buffer {
     /// # Errors
     /// The device has too little free memory, or the copy failed.
     pub(super) fn uploaded(device: &Arc<Device>, values: &[u8]) -> Result<Self, Error> {
-        Ok(Self { device: device.clone(), address: device.upload(values)?, bytes: values.len() })
+        Ok(Self::new(device, device.upload(values)?, values.len(), Origin::Own))
     }
 
     /// Returns where the bytes lie.
@@ -313,6 +330,10 @@ impl Near<'_> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        self.device.free(self.address);
+        match self.origin {
+            Origin::Own => self.device.free(self.address),
+            Origin::Exported => self.device.free_apart(self.address),
+            Origin::Opened => self.device.close(self.address),
+        }
     }
 }

@@ -6,6 +6,15 @@
 //
 // Tests tell the driver what to be (`fake_devices`, `fake_version`, `fake_pools`, `fake_break`), and
 // which order to forget (`fake_mutate`).
+//
+// Memory that is exported lies in a file without a name from then on. Its handle names the process
+// and the descriptor, and a process of this user opens the file through `/proc`. So exported memory
+// outlives its process while another one has it open. NVIDIA does not say so of a real driver.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <deque>
@@ -26,7 +35,9 @@ enum Result {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_CONTEXT = 201,
     UNSUPPORTED_PTX_VERSION = 222,
+    INVALID_HANDLE = 400,
     NOT_FOUND = 500,
 };
 
@@ -150,11 +161,39 @@ struct Event {
     unsigned long long until = 0;
 };
 
+// Memory of the device.
+struct Block {
+    std::size_t bytes = 0;
+    // It was mapped, and not allocated in the order of a stream. Only such memory can be exported.
+    bool is_mapped = false;
+    // The descriptor of the file in which exported memory lies, or -1.
+    int file = -1;
+    // How often this process has opened it, if another process exported it.
+    int opened = 0;
+    // The number of the file that was opened.
+    unsigned long long inode = 0;
+};
+
+// What is in a handle of exported memory.
+struct Exported {
+    unsigned long long magic;
+    unsigned long long inode;
+    unsigned long long bytes;
+    int process;
+    int file;
+};
+
+struct Handle {
+    char reserved[64];
+};
+static_assert(sizeof(Exported) <= sizeof(Handle), "a handle has 64 bytes");
+static const unsigned long long MAGIC = 0x6562626c65697063;
+
 static std::recursive_mutex LOCK;
 static std::vector<Stream*> STREAMS;
-static std::map<Pointer, std::size_t> MEMORY;
+static std::map<Pointer, Block> MEMORY;
 // Freed memory. It keeps its pattern for a while, so that a late reader finds the pattern.
-static std::deque<std::pair<char*, std::size_t>> FREED;
+static std::deque<std::pair<char*, Block>> FREED;
 static std::size_t FREED_BYTES = 0;
 static const std::size_t FREED_MAX = std::size_t(1) << 27;
 static std::size_t USED = 0;
@@ -167,6 +206,8 @@ static std::size_t TOTAL = said("EBB_TEST_DEVICE_BYTES", 1L << 26);
 static int DEVICES = said("EBB_TEST_DEVICES", 1);
 static int VERSION = said("EBB_TEST_DRIVER_VERSION", 13000);
 static int POOLS = 1;
+// What calls that pass memory between processes fail with.
+static const int IPC = said("EBB_TEST_IPC", SUCCESS);
 static thread_local void* CURRENT = nullptr;
 static int CONTEXT;
 
@@ -363,40 +404,67 @@ DRIVER Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     return SUCCESS;
 }
 
-static Result allocate(Pointer* pointer, std::size_t bytes) {
+// Maps memory, of a file or without one, at an address or anywhere. Returns null if it cannot.
+static char* map(void* at, std::size_t bytes, int file) {
+    const int flags = (file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | (at == nullptr ? 0 : MAP_FIXED);
+    void* memory = mmap(at, bytes, PROT_READ | PROT_WRITE, flags, file, 0);
+    return memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
+}
+
+static Result allocate(Pointer* pointer, std::size_t bytes, bool is_mapped) {
     if (bytes == 0) {
         return INVALID_VALUE;
     }
     if (USED + bytes > TOTAL) {
         return OUT_OF_MEMORY;
     }
-    char* memory = new char[bytes];
+    char* memory = is_mapped ? map(nullptr, bytes, -1) : new char[bytes];
+    if (memory == nullptr) {
+        return OUT_OF_MEMORY;
+    }
     std::memset(memory, 0xCD, bytes);
     *pointer = reinterpret_cast<Pointer>(memory);
-    MEMORY[*pointer] = bytes;
+    Block block;
+    block.bytes = bytes;
+    block.is_mapped = is_mapped;
+    MEMORY[*pointer] = block;
     FREE.erase(*pointer);
     USED += bytes;
     return SUCCESS;
 }
 
+// Keeps freed memory for a while, with the pattern of freed memory.
+static void bury(Pointer pointer, const Block& block) {
+    char* memory = reinterpret_cast<char*>(pointer);
+    std::memset(memory, 0xDD, block.bytes);
+    FREE.insert(pointer);
+    FREED.emplace_back(memory, block);
+    FREED_BYTES += block.bytes;
+    while (FREED_BYTES > FREED_MAX) {
+        const auto [oldest, of] = FREED.front();
+        FREED_BYTES -= of.bytes;
+        if (of.is_mapped) {
+            munmap(oldest, of.bytes);
+        } else {
+            delete[] oldest;
+        }
+        FREED.pop_front();
+    }
+}
+
 static Result release(Pointer pointer, std::function<void()>* operation) {
     const auto found = MEMORY.find(pointer);
-    if (found == MEMORY.end()) {
+    if (found == MEMORY.end() || found->second.opened > 0) {
         return INVALID_VALUE;
     }
-    const std::size_t bytes = found->second;
+    const Block block = found->second;
     MEMORY.erase(found);
     *operation = [=] {
-        char* memory = reinterpret_cast<char*>(pointer);
-        std::memset(memory, 0xDD, bytes);
-        USED -= bytes;
-        FREE.insert(pointer);
-        FREED.emplace_back(memory, bytes);
-        FREED_BYTES += bytes;
-        while (FREED_BYTES > FREED_MAX) {
-            FREED_BYTES -= FREED.front().second;
-            delete[] FREED.front().first;
-            FREED.pop_front();
+        USED -= block.bytes;
+        // A process that has exported memory open finds the pattern too.
+        bury(pointer, block);
+        if (block.file >= 0) {
+            close(block.file);
         }
     };
     return SUCCESS;
@@ -405,7 +473,7 @@ static Result release(Pointer pointer, std::function<void()>* operation) {
 // The memory is there at once. What it holds is written in the order of the stream.
 DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* stream) {
     WORKING;
-    const Result result = allocate(pointer, bytes);
+    const Result result = allocate(pointer, bytes, false);
     if (result == SUCCESS) {
         const Pointer memory = *pointer;
         stream->push({[=] { std::memset(reinterpret_cast<void*>(memory), 0xCD, bytes); }, nullptr, {memory}});
@@ -428,7 +496,7 @@ DRIVER Result cuMemFreeAsync(Pointer pointer, Stream* stream) {
 
 DRIVER Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
     WORKING;
-    return allocate(pointer, bytes);
+    return allocate(pointer, bytes, true);
 }
 
 // Waits for nothing.
@@ -440,6 +508,125 @@ DRIVER Result cuMemFree_v2(Pointer pointer) {
         operation();
     }
     return result;
+}
+
+// Moves memory to a file without a name, at the address that it has.
+static bool move_to_file(Pointer pointer, Block* block) {
+    const int file = memfd_create("device", MFD_CLOEXEC);
+    if (file < 0) {
+        return false;
+    }
+    char* memory = reinterpret_cast<char*>(pointer);
+    const bool is_written = write(file, memory, block->bytes) == static_cast<ssize_t>(block->bytes);
+    if (!is_written || map(memory, block->bytes, file) == nullptr) {
+        close(file);
+        return false;
+    }
+    block->file = file;
+    return true;
+}
+
+// A real driver refuses memory that was allocated in the order of a stream, too.
+DRIVER Result cuIpcGetMemHandle(Handle* handle, Pointer pointer) {
+    WORKING;
+    if (IPC != SUCCESS) {
+        return Result(IPC);
+    }
+    const auto found = MEMORY.find(pointer);
+    if (found == MEMORY.end() || !found->second.is_mapped || found->second.opened > 0) {
+        return INVALID_VALUE;
+    }
+    Block& block = found->second;
+    struct stat status;
+    if ((block.file < 0 && !move_to_file(pointer, &block)) || fstat(block.file, &status) != 0) {
+        return OUT_OF_MEMORY;
+    }
+    const Exported exported = {MAGIC, status.st_ino, block.bytes, getpid(), block.file};
+    std::memset(handle, 0, sizeof(*handle));
+    std::memcpy(handle, &exported, sizeof(exported));
+    return SUCCESS;
+}
+
+// Memory that this process has opened already stays where it is.
+DRIVER Result cuIpcOpenMemHandle_v2(Pointer* pointer, Handle handle, unsigned flags) {
+    WORKING;
+    if (IPC != SUCCESS) {
+        return Result(IPC);
+    }
+    Exported exported;
+    std::memcpy(&exported, &handle, sizeof(exported));
+    if (exported.magic != MAGIC || flags != 1) {
+        return INVALID_VALUE;
+    }
+    if (exported.process == getpid()) {
+        return INVALID_CONTEXT;
+    }
+    const std::string path =
+        "/proc/" + std::to_string(exported.process) + "/fd/" + std::to_string(exported.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    if (file < 0) {
+        return INVALID_HANDLE;
+    }
+    struct stat status;
+    // Another file may have the number by now.
+    if (fstat(file, &status) != 0 || status.st_ino != exported.inode ||
+        static_cast<unsigned long long>(status.st_size) != exported.bytes) {
+        close(file);
+        return INVALID_HANDLE;
+    }
+    for (auto& [known, block] : MEMORY) {
+        if (block.opened > 0 && block.inode == exported.inode) {
+            close(file);
+            ++block.opened;
+            *pointer = known;
+            return SUCCESS;
+        }
+    }
+    char* memory = map(nullptr, exported.bytes, file);
+    close(file);
+    if (memory == nullptr) {
+        return OUT_OF_MEMORY;
+    }
+    Block block;
+    block.bytes = exported.bytes;
+    block.is_mapped = true;
+    block.opened = 1;
+    block.inode = exported.inode;
+    *pointer = reinterpret_cast<Pointer>(memory);
+    MEMORY[*pointer] = block;
+    FREE.erase(*pointer);
+    return SUCCESS;
+}
+
+// Waits for nothing.
+DRIVER Result cuIpcCloseMemHandle(Pointer pointer) {
+    WORKING;
+    const auto found = MEMORY.find(pointer);
+    if (found == MEMORY.end() || found->second.opened == 0) {
+        return INVALID_VALUE;
+    }
+    if (--found->second.opened > 0) {
+        return SUCCESS;
+    }
+    const Block block = found->second;
+    MEMORY.erase(found);
+    // The exporter's memory stays as it is: other memory has the pattern, at the same address.
+    if (map(reinterpret_cast<void*>(pointer), block.bytes, -1) == nullptr) {
+        return OUT_OF_MEMORY;
+    }
+    bury(pointer, block);
+    return SUCCESS;
+}
+
+DRIVER Result cuMemGetAddressRange_v2(Pointer* base, std::size_t* bytes, Pointer pointer) {
+    LOCKED;
+    const auto found = MEMORY.find(pointer);
+    if (found == MEMORY.end()) {
+        return INVALID_VALUE;
+    }
+    *base = pointer;
+    *bytes = found->second.bytes;
+    return SUCCESS;
 }
 
 // Memory of the host that copies may use late.

@@ -565,6 +565,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Cuda("cuda_joins", ""),
     },
     Mutant {
+        what: "memory of another process is closed while a kernel reads it",
+        file: "kernels/src/cuda/device.rs",
+        find: "self.compute.synchronize().and_then(|()| act())",
+        replace: "act()",
+        test: Test::Cuda("cuda_ipc", ""),
+    },
+    Mutant {
+        what: "exported memory is allocated in the order of a stream",
+        file: "kernels/src/cuda/device.rs",
+        find: "self.allocate_on(None, bytes)",
+        replace: "self.allocate_on(Some(&self.compute), bytes)",
+        test: Test::Cuda("cuda_ipc", ""),
+    },
+    Mutant {
         what: "a job that wants a device takes workers on any",
         file: "master/src/scheduler.rs",
         find: "(!self.device.takes(&able.device)).then(other)",
