@@ -11,6 +11,7 @@ mod run;
 mod script;
 mod secrets;
 mod session;
+mod source;
 mod wait;
 mod warnings;
 
@@ -39,6 +40,8 @@ mod _native {
     use super::script::Logs;
     #[pymodule_export]
     use super::session::{Evaluate, Region, Session, Train, microbatch_key};
+    #[pymodule_export]
+    use super::source::Source;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -11,6 +11,7 @@ from typing import Any
 
 from ebbflow import numerics as torch_numerics
 from ebbflow.arrays import Arrays
+from ebbflow.data import Source
 from ebbflow.engine import Engine
 from ebbflow.errors import WrittenError
 from ebbflow.keras import threads
@@ -202,6 +203,11 @@ def records_of(
 
     if isinstance(data, Shards):
         return Reader(data, what)
+    if isinstance(data, Source):
+        raise TypeError(
+            f"{what}: ebbflow.keras.fit takes no ebbflow.data.source; write the loop with "
+            "ebbflow.keras.join"
+        )
     kinds = {kind.__module__ for kind in type(data).__mro__}
     if any(kind.startswith("tensorflow.") for kind in kinds):
         raise TypeError(
