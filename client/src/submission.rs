@@ -45,20 +45,16 @@ pub struct Submission {
 }
 
 impl Submission {
-    /// Creates a submission of a specification that needs no file.
+    /// Creates a submission of a specification whose model needs no file, and reads the files of
+    /// its tokenizers.
     ///
     /// # Errors
-    /// The specification contradicts itself: every violation at once.
+    /// The specification contradicts itself: every violation at once. Or a file cannot be read.
     pub fn new(spec: &JobSpec) -> Result<Self> {
-        let spec = JobSpec::from_json(&spec.to_json())?;
-        Ok(Self {
-            spec,
-            artifacts: Vec::new(),
-            start: Start::New,
-            join: false,
-            script: 0,
-            base: PathBuf::new(),
-        })
+        let mut spec = JobSpec::from_json(&spec.to_json())?;
+        let mut artifacts = Vec::new();
+        take_tokenizers(&mut spec, &mut artifacts)?;
+        Ok(Self { spec, artifacts, start: Start::New, join: false, script: 0, base: PathBuf::new() })
     }
 
     /// Reads a job file, changes settings by `overrides` (`key=value`), checks everything that can
@@ -118,16 +114,7 @@ impl Submission {
             spec.model.script = Some(SCRIPT.to_owned());
             artifacts.push((SCRIPT.to_owned(), content));
         }
-        for transform in spec.data.every_transform() {
-            let Transform::Tokenize { file, sha256, .. } = transform else { continue };
-            let content = read_tokenizer(file.as_ref())?;
-            let hash = artifact::sha256_hex(&content);
-            let name = artifact::tokenizer(&hash);
-            *sha256 = Some(hash);
-            if artifacts.iter().all(|(other, _)| *other != name) {
-                artifacts.push((name, content));
-            }
-        }
+        take_tokenizers(&mut spec, &mut artifacts)?;
         Ok(Self { spec, artifacts, start: Start::New, join: false, script: 0, base })
     }
 
@@ -231,6 +218,21 @@ fn read_script(path: &Path) -> Result<Bytes> {
     Ok(content.into())
 }
 
+/// Reads the tokenizers of a job's transforms. Each transform gets the hash of its file.
+fn take_tokenizers(spec: &mut JobSpec, artifacts: &mut Vec<(String, Bytes)>) -> Result<()> {
+    for transform in spec.data.every_transform() {
+        let Transform::Tokenize { file, sha256, .. } = transform else { continue };
+        let content = read_tokenizer(file.as_ref())?;
+        let hash = artifact::sha256_hex(&content);
+        let name = artifact::tokenizer(&hash);
+        *sha256 = Some(hash);
+        if artifacts.iter().all(|(other, _)| *other != name) {
+            artifacts.push((name, content));
+        }
+    }
+    Ok(())
+}
+
 fn read_tokenizer(path: &Path) -> Result<Bytes> {
     let content = std::fs::read(path).map_err(|source| Error::Tokenizer { path: path.to_owned(), source })?;
     match Tokenizer::read(&content) {
@@ -299,6 +301,8 @@ mod tests {
         assert_eq!(submission.artifacts, [(artifact::tokenizer(&hash), Bytes::from_static(content))]);
         assert!(submission.spec.data.tokenizers().iter().eq([&hash]));
         assert!(artifact::is_tokenizer(&submission.artifacts[0].0) && !artifact::is_tokenizer(SCRIPT));
+        let of_program = Submission::new(&submission.spec).unwrap();
+        assert_eq!((of_program.spec, of_program.artifacts), (submission.spec, submission.artifacts));
     }
 
     #[test]

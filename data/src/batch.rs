@@ -63,6 +63,14 @@ impl Batch {
         Self { samples: 1, inputs, labels: one(&self.labels), records: vec![self.records[index]] }
     }
 
+    /// Makes copies of the batch share its values, instead of each having its own.
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.inputs = self.inputs.into_iter().map(Column::shared).collect();
+        self.labels = self.labels.shared();
+        self
+    }
+
     /// Returns the values of the only input, f32 `[n, shape..]`; nothing if the job has other
     /// inputs. A network that takes one such input checks that when it is built.
     pub fn features(&self) -> &[f32] {

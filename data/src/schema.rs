@@ -733,13 +733,13 @@ impl<'a> Columns<'a> {
 
 /// Returns the labels of a batch: classes as i64, values as f32. With `data.inputs` they keep their
 /// shape, and labels of a script's own loss also their type. Without it one class a record is `[]`,
-/// and values are `[k]`.
+/// and values are `[k]`. A program that drives its model gets them as with `data.inputs`.
 fn labels(spec: &JobSpec, table: &Table, label: &Place) -> Result<ColumnSpec> {
     let stored = &label.spec;
     if stored.ragged {
         return wrong(table.path_of(label), not_fixed(table, label));
     }
-    let (named, loss) = (spec.data.named_inputs().is_some(), spec.model.loss);
+    let (named, loss) = (spec.data.named_inputs().is_some() || spec.is_driven(), spec.model.loss);
     let own = if stored.dtype == ElementType::F64 { ElementType::F32 } else { stored.dtype };
     let dtype = match loss {
         _ if loss.wants_classes() => ElementType::I64,

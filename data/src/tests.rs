@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flate2::{Compression, write::GzEncoder};
 use proto::column::{ColumnSpec, ElementType};
 use proto::ids::Epoch;
-use proto::spec::{DataSet, JobSpec, PredictSpec, Purpose};
+use proto::spec::{DataSet, JobSpec, Loss, PROGRAM, PredictSpec, Purpose};
 use tempfile::TempDir;
 
 use crate::error::{Error, Result};
@@ -468,6 +468,18 @@ fn lists_of_one_length_reach_a_model_and_others_are_refused() {
         Dataset::open(&wrong, DataSet::Train, None).unwrap().batch(Epoch(0), [0]).unwrap_err().to_string();
     assert!(message.contains("record 0 of the file has 2 elements, data.lengths.x is 3"), "{message}");
     drop(data);
+}
+
+#[test]
+fn a_program_gets_labels_in_their_own_type_also_without_named_inputs() {
+    let mut job = Job::new(IDX, "mse").file("x", images(4)).file("y", labels(4));
+    let values = job.train().batch(Epoch(0), [1]).unwrap().labels;
+    assert_eq!(values.spec(), &ColumnSpec::fixed("labels", ElementType::F32, [1]));
+    job.spec.model.builtin = Some(PROGRAM.to_owned());
+    job.spec.model.loss = Loss::Module;
+    let batch = job.train().batch(Epoch(0), [1]).unwrap();
+    assert_eq!(batch.labels.spec(), &ColumnSpec::fixed("labels", ElementType::U8, []));
+    assert_eq!(batch.inputs[0].spec().dtype, ElementType::F32);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use data::{Batch, Column};
 use proto::column::{ColumnSpec, ElementType};
-use proto::ids::Version;
+use proto::ids::Epoch;
 pub use proto::metrics::Evaluation;
 use proto::plan::Microbatch;
 use proto::spec::JobSpec;
@@ -152,8 +152,8 @@ fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
 pub enum Upcoming<'a> {
     /// Gradients of this microbatch.
     Gradients(&'a Microbatch),
-    /// Measurements of the weights of this version.
-    Evaluation(Version),
+    /// Measurements of the weights after this epoch.
+    Evaluation(Epoch),
 }
 
 /// Gives a model memory for its gradients.

@@ -148,6 +148,9 @@ pub struct ModelSpec {
     pub metrics: Vec<Metric>,
 }
 
+/// Name in `model.builtin` of a model that a program drives with a loop of its own.
+pub const PROGRAM: &str = "python";
+
 /// Loss to minimise: the mean over the records of a microbatch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -165,7 +168,7 @@ pub enum Loss {
     /// outputs' shape.
     BceWithLogits,
     /// Loss that the script itself returns: `forward(features, labels) -> (mean loss, outputs)`.
-    /// With `format = "index"` the loss of the program that drives the model.
+    /// In a job that a program drives, the loss of that program.
     Module,
 }
 
@@ -756,7 +759,7 @@ impl JobSpec {
     /// model between two epochs and may name metrics of its own choice. Then no worker tries the
     /// model before it trains, and an epoch begins only when the one before it is measured.
     pub fn is_driven(&self) -> bool {
-        self.data.format == Format::Index
+        self.data.format == Format::Index || self.model.builtin.as_deref() == Some(PROGRAM)
     }
 
     /// Reads and checks the wire form.
@@ -772,6 +775,22 @@ impl JobSpec {
         let spec: Self = serde_json::from_str(json).map_err(|error| file::in_json(&error))?;
         spec.validate()?;
         Ok(spec)
+    }
+
+    /// Lets relative paths of the data start from `folder`. The job notes the folder only if one of
+    /// its data files has such a path, so that processes in several folders describe one job.
+    pub fn settle_data(&mut self, folder: &Path) {
+        self.data.every_transform().for_each(|transform| transform.settle(folder));
+        let of_validation = self.data.validation_files().map(|(_, files)| files);
+        let files = std::iter::once(&self.data.train).chain(of_validation);
+        let is_relative = |name: &String| {
+            let path = data_url::local(name);
+            path.is_some_and(|path| Path::new(&*path).is_relative())
+        };
+        let starts_here = files.flat_map(|files| files.lists.values().flatten()).any(is_relative);
+        if starts_here && self.data.format != Format::Index {
+            self.data.base = Some(folder.to_owned());
+        }
     }
 
     /// Returns the settings that differ from those of `other`, as `data.train: 5, not 6`.

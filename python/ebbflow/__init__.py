@@ -9,7 +9,7 @@ talks to the master of a cluster. The program ``ebb`` comes with this package.
 Importing this package is light: numpy, torch and other libraries are imported where they are used.
 """
 
-from ebbflow import errors, export, initial
+from ebbflow import data, errors, export, initial
 from ebbflow._native import __version__
 from ebbflow.client import Client, Job, Watch
 from ebbflow.errors import Error
@@ -34,6 +34,7 @@ __all__ = [
     "Status",
     "Watch",
     "__version__",
+    "data",
     "errors",
     "export",
     "initial",

@@ -43,8 +43,13 @@ def prepare(job: JobSource, changes: Mapping[str, Any] | None, resume: Resume) -
         "path": path,
         "overrides": [f"{key}={toml(value)}" for key, value in (changes or {}).items()],
         "start": start,
-        "stores": {name: value for name, value in os.environ.items() if name.startswith(_STORES)},
+        "stores": stores(),
     }
+
+
+def stores() -> dict[str, str]:
+    """Return the settings of object stores that this process has in its environment."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_STORES)}
 
 
 def toml(value: object) -> str:

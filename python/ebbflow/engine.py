@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,11 +24,13 @@ class Engine(ABC):
         tensors: The tensors of the model: what a request brings, and where gradients come from.
         compiled: Whether a part of the model is compiled apart from the loop.
         session: Class of the session; ``None`` stands for :class:`ebbflow.Session`.
+        counts_steps: Whether the settings of an optimizer depend on the steps of the job.
     """
 
     tensors: Any
     compiled: bool = False
     session: Any = None
+    counts_steps: bool = True
 
     @abstractmethod
     def records(self, data: Any, what: str, seed: int) -> Any:
@@ -35,7 +38,14 @@ class Engine(ABC):
 
     @abstractmethod
     def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
-        """Return the ``[optimizer]`` section of a job of ``steps`` steps."""
+        """Return the ``[optimizer]`` section of a job of ``steps`` steps.
+
+        ``steps`` is 0 if nobody counted them.
+        """
+
+    def array(self, array: Any) -> Any:
+        """Return what the loop gets of a NumPy array that the worker has read."""
+        return array
 
     @abstractmethod
     def use_threads(self, threads: int) -> int:
@@ -110,6 +120,8 @@ class OnTorch(Engine):
 class Torch(OnTorch):
     """PyTorch, with a module."""
 
+    counts_steps = False
+
     def __init__(self, model: Any, state: Sequence[str]) -> None:
         self.tensors = Tensors(model, state)
         self.compiled = self.tensors.compiled
@@ -119,6 +131,14 @@ class Torch(OnTorch):
 
     def records(self, data: Any, what: str, seed: int) -> Records:
         return Records(data, what, seed)
+
+    def array(self, array: Any) -> Any:
+        import torch
+
+        with warnings.catch_warnings():
+            # Batches are for reading, of which torch has no notion.
+            warnings.simplefilter("ignore", UserWarning)
+            return torch.from_numpy(array)
 
     def settings(self, optimizer: Any, steps: int) -> dict[str, Any]:
         self._check(optimizer)

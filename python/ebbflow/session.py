@@ -28,6 +28,7 @@ from ebbflow._reach import agent_of, full, secrets
 from ebbflow._redaction import redacted
 from ebbflow._vote import Alone, Elected
 from ebbflow.callbacks import Callback, Caller
+from ebbflow.data import Leased, Source, section_of
 from ebbflow.engine import Engine, Torch
 from ebbflow.errors import SessionError, SessionFailedError
 from ebbflow.optimizers import optimizer_settings, schedule_settings
@@ -372,7 +373,7 @@ class Session:
             self._current = message
             records = message.records
             try:
-                data = self._train.load(epoch, records)
+                data = _loaded(self._train, epoch, message)
                 self._tensors.bind(message)
                 if self._state is not None:
                     self._state.bind(message, trains=True)
@@ -387,7 +388,7 @@ class Session:
     def _answer(self, request: Any, function: Callable[[Batch], Mapping[str, Any]]) -> None:
         records = request.records
         try:
-            data = self._evaluation.load(EVALUATION, records)
+            data = _loaded(self._evaluation, EVALUATION, request)
             self._tensors.bind(request)
             if self._state is not None:
                 self._state.bind(request, trains=False)
@@ -574,7 +575,8 @@ def join(
         model: A ``torch.nn.Module``. Its values now are the job's first weights.
         optimizer: An optimizer of ``torch.optim`` over the model's parameters. It gives the
             settings; the ps apply the updates, so the loop never calls its ``step``.
-        train_data: A data set with ``__len__`` and ``__getitem__``, or a ``DataLoader`` of one.
+        train_data: A data set with ``__len__`` and ``__getitem__``, a ``DataLoader`` of one, or
+            :func:`ebbflow.data.source`.
         eval_data: Records on which ``job.evaluate`` measures the model; the same kinds.
         epochs: Passes over ``train_data``.
         micro: Records of a batch. Default: those of the ``DataLoader``.
@@ -587,7 +589,7 @@ def join(
         mode: ``"sync"``, ``"pipelined"``, ``"bounded"`` or ``"async"``.
         delay: Steps that computing may run ahead of applying (``pipelined`` and ``bounded``).
         shuffle: Whether each epoch has another order. Default: true, unless the ``DataLoader``
-            keeps the order of the data set.
+            keeps the order of the data set. A source has an order of its own.
         state: Names of buffers that ``forward`` changes beside running statistics of
             normalisations.
         state_bytes: Room for ``job.state`` in bytes, at most 16 MiB. Each pull and push carries
@@ -636,14 +638,16 @@ def join(
         name = os.environ.get("EBBFLOW_JOB") or "script"
     engine = model if isinstance(model, Engine) else Torch(model, state)
     tensors = engine.tensors
-    train = engine.records(train_data, "train_data", seed)
-    evaluation = None if eval_data is None else engine.records(eval_data, "eval_data", seed)
+    train, evaluation, data = _records(engine, train_data, eval_data, seed, shuffle)
     micro = micro if micro is not None else train.batch_size
     if micro is None:
         raise ValueError("micro: missing; give the records of a batch, or a DataLoader")
-    shuffle = train.shuffled if shuffle is None else shuffle
     per_update = max(1, math.ceil((effective or micro) / max(1, micro)))
-    steps_per_epoch = math.ceil(math.ceil(len(train) / max(1, micro)) / per_update)
+    steps_per_epoch = 0
+    if engine.counts_steps or scheduler is not None:
+        # A source opens its files for it.
+        records = len(train_data if isinstance(train_data, Source) else train)
+        steps_per_epoch = math.ceil(math.ceil(records / max(1, micro)) / per_update)
     settings = engine.settings(optimizer, steps_per_epoch * epochs)
     if clip_norm is not None:
         settings["clip_norm"] = float(clip_norm)
@@ -652,14 +656,6 @@ def join(
         steps = steps_per_epoch * epochs
         schedules = schedule_settings(scheduler, optimizer, steps, every)
         settings |= optimizer_settings(optimizer, tensors.names(), schedules)
-    order = getattr(train, "order", {"shuffle": "records"})
-    data: dict[str, Any] = {
-        "format": "index",
-        "train": {"files": _files(train)},
-        **(order if shuffle else {"shuffle": "none"}),
-    }
-    if evaluation is not None:
-        data["validation"] = {"files": _files(evaluation)}
     spec: dict[str, Any] = {
         "name": name,
         "epochs": epochs,
@@ -738,6 +734,36 @@ def join(
     if master is None:
         leaving = f"the job `{name}` ends with this process"
     return kind(session, engine, train, evaluation, seed, before, caller, kept, leaving)
+
+
+def _records(
+    engine: Engine, train_data: Any, eval_data: Any, seed: int, shuffle: bool | None
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return the records that train and those that are measured, and the section ``[data]``."""
+    if isinstance(train_data, Source) or isinstance(eval_data, Source):
+        data = section_of(train_data, eval_data, shuffle)
+        measures = eval_data is not None or "validation_fraction" in data
+        leased = Leased(engine.array)
+        return leased, leased if measures else None, data
+    train = engine.records(train_data, "train_data", seed)
+    evaluation = None if eval_data is None else engine.records(eval_data, "eval_data", seed)
+    order = getattr(train, "order", {"shuffle": "records"})
+    shuffles = train.shuffled if shuffle is None else shuffle
+    data = {
+        "format": "index",
+        "train": {"files": _files(train)},
+        **(order if shuffles else {"shuffle": "none"}),
+    }
+    if evaluation is not None:
+        data["validation"] = {"files": _files(evaluation)}
+    return train, evaluation, data
+
+
+def _loaded(records: Any, epoch: int, request: Any) -> Any:
+    """Return the records of a request: those that the worker has read, or those of the user."""
+    if isinstance(records, Leased):
+        return records.columns(request.columns())
+    return records.load(epoch, request.records)
 
 
 def _files(records: Any) -> list[str]:

@@ -11,6 +11,7 @@ mod run;
 mod script;
 mod secrets;
 mod session;
+mod source;
 mod torchscript;
 mod wait;
 mod warnings;
@@ -40,6 +41,8 @@ mod _native {
     use super::script::Logs;
     #[pymodule_export]
     use super::session::{Evaluate, Region, Session, Train, microbatch_key};
+    #[pymodule_export]
+    use super::source::Source;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -13,7 +13,7 @@ use proto::ids::{Epoch, Era, IncarnationId, LeaseId, Version};
 use proto::parameters::{Target, Want};
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
-use proto::spec::{DataSet, JobSpec, Purpose};
+use proto::spec::{DataSet, Format, JobSpec, Purpose};
 
 use crate::bad::Asker;
 use crate::blocking::blocking;
@@ -172,7 +172,7 @@ pub(crate) async fn init(
         return Ok(Report::Initialized(pb::Initialized::default()));
     }
     // A job that goes on keeps its order, whatever this worker has.
-    if job.spec.purpose == Purpose::Train && !job.spec.is_driven() {
+    if job.spec.purpose == Purpose::Train && job.spec.data.format != Format::Index {
         job.train.check_order(&job.spec)?;
     }
     progress.enter(Phase::Pushing, "version 0");
@@ -197,6 +197,7 @@ pub(crate) async fn evaluate(
     let (begin, end, micro) = (task.begin, task.end, job.spec.batch.micro as usize);
     progress.enter(Phase::Computing, format!("validation records {begin} to {}", end.saturating_sub(1)));
     let (place, skipped, job_of) = (progress.clone(), job.skipped(), job.clone());
+    let epoch = Epoch(version.get().div_ceil(job.plan.steps_per_epoch()).saturating_sub(1));
     let evaluated = job.compute.call(move |loaded| {
         let mut bad = Vec::new();
         let starts = (begin..end).step_by(micro);
@@ -210,7 +211,7 @@ pub(crate) async fn evaluate(
         });
         let worst = WorstRecords::of(&job_of.spec);
         let model = loaded.with(&weights)?;
-        model.announce(Upcoming::Evaluation(version));
+        model.announce(Upcoming::Evaluation(epoch));
         let mut evaluated = trainer::evaluate(model, batches, worst)?;
         worst::show(&mut evaluated.worst, &data, job_of.spec.previews())?;
         Ok((evaluated, bad))

@@ -91,6 +91,8 @@ impl Piece {
                     piece.reduce(microbatch.leaf(), 0, nothing);
                     return Ok((piece, pb::MicrobatchReport { loss_sum: 0.0, samples, skipped }));
                 }
+                // A loop that drives the model keeps the values without a copy of its own.
+                let batch = batch.shared();
                 let gradients = loaded.gradients(&weights, &microbatch, &batch, key)?;
                 if !gradients.loss.is_finite() {
                     return Err(Error::Diverged {
@@ -183,7 +185,7 @@ pub(crate) fn evaluate(
 ) -> Result<pb::Evaluated> {
     let mut total = Evaluation::default();
     for batch in batches {
-        let batch = batch?;
+        let batch = batch?.shared();
         if batch.samples > 0 {
             let found = match &mut worst {
                 Some(worst) => worst.evaluate(model, &batch)?,

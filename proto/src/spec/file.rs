@@ -207,6 +207,35 @@ learning_rate = 1e-3
     }
 
     #[test]
+    fn a_program_may_drive_a_model_on_records_of_files() {
+        let job = JOB.replace("builtin = \"mlp\"", "builtin = \"python\"\nloss = \"module\"");
+        assert!(read(&job).unwrap().is_driven() && !read(JOB).unwrap().is_driven());
+        let message = error(&job.replace("\"module\"", "\"mse\""));
+        assert!(message.contains("`python` is a model that a program drives"), "{message}");
+        let sets = "[data.validation_sets.test]\nfeatures = [\"a\"]\nlabels = [\"b\"]\n";
+        let message = error(&format!("{}{sets}", job.replace("validation_fraction = 0.2\n", "")));
+        assert!(message.contains("a program that drives its model measures it on one set"), "{message}");
+    }
+
+    #[test]
+    fn only_relative_paths_of_data_start_from_a_folder() {
+        let settled = |text: &str| {
+            let mut spec: JobSpec = toml::from_str(text).unwrap();
+            spec.settle_data(Path::new("/here"));
+            spec.data
+        };
+        assert_eq!(settled(JOB).locate("images.gz", None), Path::new("/here/images.gz"));
+        let elsewhere = JOB.replace("images.gz", "/d/images.gz").replace("labels.gz", "s3://b/labels.gz");
+        let tokens = "label = \"y\"\n[data.transforms]\nx = [{ op = \"tokenize\", file = \"t.json\" }]";
+        let data = settled(&elsewhere.replace("validation_fraction = 0.2", tokens));
+        assert_eq!(data.base, None);
+        assert!(
+            matches!(&data.transforms["x"][0], Transform::Tokenize { file, .. } if file == "/here/t.json"),
+            "{data:?}"
+        );
+    }
+
+    #[test]
     fn two_jobs_differ_in_settings_with_names() {
         let (one, mut other) = (read(JOB).unwrap(), read(JOB).unwrap());
         assert_eq!(one.differences(&other), [""; 0]);

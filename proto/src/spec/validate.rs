@@ -6,8 +6,8 @@ use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
 use super::transform::CLASSES_MAX;
 use super::{
     BLOCK_MAX, DataSet, DataSpec, DeviceKind, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX,
-    InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, Shuffle, Transform,
-    WORKERS_MAX, WorkersSpec, data_url, index_records, validation,
+    InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, PROGRAM, Shuffle,
+    Transform, WORKERS_MAX, WorkersSpec, data_url, index_records, validation,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -53,14 +53,27 @@ impl JobSpec {
             "model.loss: \"module\" needs a script that returns its loss".to_owned(),
         );
         check(
-            !self.is_driven() || (self.model.loss == Loss::Module && self.model.builtin.is_some()),
+            self.data.format != Format::Index
+                || (self.model.loss == Loss::Module && self.model.builtin.is_some()),
             "data.format: \"index\" has numbers of records alone, for a program that drives its model itself; name \
              the format of the files"
                 .to_owned(),
         );
         check(
+            self.model.builtin.as_deref() != Some(PROGRAM) || self.model.loss == Loss::Module,
+            format!(
+                "model.builtin: `{PROGRAM}` is a model that a program drives and whose loss it computes; name another network"
+            ),
+        );
+        check(
             !self.is_driven() || self.purpose.trains(),
-            "data.format: \"index\" has no records to evaluate or predict without the program".to_owned(),
+            "purpose: without the program that drives its model, nobody can evaluate or predict records"
+                .to_owned(),
+        );
+        check(
+            self.data.validation_sets.is_empty() || !self.is_driven(),
+            "data.validation_sets: a program that drives its model measures it on one set; remove them"
+                .to_owned(),
         );
         for metric in &self.model.metrics {
             if let Some((reason, better)) = metric.misfit(self.model.loss) {

@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{DataSet, DataSpec, FilesSpec, Format};
+use super::{DataSet, DataSpec, FilesSpec};
 
 /// The records of one validation set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,11 +115,6 @@ impl DataSpec {
             self.validation_sets.is_empty() || self.validation_fraction.is_none(),
             "data.validation_sets: with `validation_fraction` there are none; give files in `data.validation` instead of the \
              fraction"
-                .to_owned(),
-        );
-        check(
-            self.validation_sets.is_empty() || self.format != Format::Index,
-            "data.validation_sets: a program that drives its model measures it on one set; remove them"
                 .to_owned(),
         );
         let mut sets = self.validation_files();

@@ -70,7 +70,7 @@ def join(
         optimizer: ``functools.partial`` of ``optax.sgd``, ``optax.adam`` or ``optax.adamw`` with
             its arguments. The learning rate may be a schedule. The ps apply the updates.
         train_data: A tuple or a dictionary of arrays with one entry for each record, or an object
-            with ``__len__`` and ``__getitem__``.
+            with ``__len__`` and ``__getitem__``, or :func:`ebbflow.data.source`.
         eval_data: Records on which ``job.evaluate`` measures; the same kinds.
         epochs: Passes over ``train_data``.
         micro: Records of a batch.

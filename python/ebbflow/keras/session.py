@@ -77,8 +77,9 @@ def join(
         optimizer: An optimizer of ``keras.optimizers``. Its learning rate may be a
             ``LearningRateSchedule``. The ps apply the updates.
         train_data: A tuple or a dictionary of arrays with one entry for each record, an object with
-            ``__len__`` and ``__getitem__``, or :class:`ebbflow.keras.Shards` of ``tf.data``. On the
-            backend ``torch`` also a ``DataLoader``.
+            ``__len__`` and ``__getitem__``, :func:`ebbflow.data.source`, or
+            :class:`ebbflow.keras.Shards` of ``tf.data``. On the backend ``torch`` also a
+            ``DataLoader``.
         eval_data: Records on which ``job.evaluate`` measures; the same kinds.
         epochs: Passes over ``train_data``.
         micro: Records of a batch. Default: those of the ``DataLoader``.

@@ -12,7 +12,7 @@ use model::{Device, Model, Registry};
 use net::memory::Memory;
 use net::relay::Line;
 use proto::numerics::Numerics;
-use proto::spec::{JobSpec, index_records};
+use proto::spec::{JobSpec, PROGRAM};
 use store::Stores;
 use tokio_util::sync::CancellationToken;
 use worker::{Connector, ProgramDevice, Watched};
@@ -20,9 +20,6 @@ use worker::{Connector, ProgramDevice, Watched};
 use super::Message;
 use super::driven::{Description, Driven, STATE};
 use crate::failure::message;
-
-/// Name of the network of such jobs in `model.builtin`.
-const NETWORK: &str = "python";
 
 /// Longest time without an answer of a master.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -93,11 +90,8 @@ struct Part<'a> {
 impl Part<'_> {
     fn registry(&self, what: Arc<Description>) -> Registry {
         let (link, exported) = (self.link.clone(), self.exported.clone());
-        Registry::default().with(NETWORK, move |context| {
-            let lists = &context.spec.data.train.lists;
-            let records = lists.values().flatten().filter_map(|name| index_records(name)).sum();
-            let driven =
-                Driven::new(what.clone(), context.spec.plan(records), link.clone(), exported.clone());
+        Registry::default().with(PROGRAM, move |_| {
+            let driven = Driven::new(what.clone(), link.clone(), exported.clone());
             Ok(Box::new(driven) as Box<dyn Model>)
         })
     }
@@ -158,6 +152,8 @@ impl Part<'_> {
             script: place.script,
             numerics: numerics.map(|(facts, results)| Numerics::computed(facts, results)),
             program_device: place.device.clone(),
+            // The program reads with its user's rights.
+            data_urls: data::every_url(),
             ..worker::Options::default()
         };
         let watched = Watched::default();
@@ -189,6 +185,7 @@ impl Part<'_> {
     /// Submits the job, or takes part in it where it lives. Returns its name.
     async fn submit(&self, client: &Client, script: u64) -> client::Result<String> {
         let mut submission = Submission::new(&self.spec)?;
+        client::replace_patterns(&mut submission.spec, None).await?;
         submission.join = true;
         submission.script = script;
         Ok(client.submit(submission).await?.name)

@@ -8,8 +8,8 @@ use std::sync::mpsc::{Sender, sync_channel};
 use data::Batch;
 use model::export::{Constant, Dtype};
 use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights};
-use proto::ids::Version;
-use proto::plan::{Microbatch, Plan};
+use proto::ids::Epoch;
+use proto::plan::Microbatch;
 use proto::tensor::{TensorRole, TensorSpec, Values};
 use pyo3::types::PyBytesMethods as _;
 
@@ -96,28 +96,23 @@ pub(in crate::extension) fn saved_type(name: &str, dtype: &str) -> std::result::
 /// A model that asks the loop.
 pub(super) struct Driven {
     what: Arc<Description>,
-    plan: Plan,
     link: Sender<Message>,
     weights: Weights,
     /// Counts the weights that were loaded, so that the loop sees whether it has others.
     loaded: u64,
     microbatch: Option<Microbatch>,
-    version: Version,
+    /// Epoch after which the model is measured.
+    epoch: Epoch,
     /// Whether this process wrote the files of the job.
     exported: Arc<AtomicBool>,
 }
 
 impl Driven {
-    /// Creates the model of a job of this plan. Notes in `exported` that this process wrote the
-    /// files of the job.
-    pub(super) fn new(
-        what: Arc<Description>,
-        plan: Plan,
-        link: Sender<Message>,
-        exported: Arc<AtomicBool>,
-    ) -> Self {
+    /// Creates the model of a job. Notes in `exported` that this process wrote the files of the
+    /// job.
+    pub(super) fn new(what: Arc<Description>, link: Sender<Message>, exported: Arc<AtomicBool>) -> Self {
         let weights = Weights::from(Vec::new());
-        Self { what, plan, link, weights, loaded: 0, microbatch: None, version: Version(0), exported }
+        Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported }
     }
 
     /// Returns the version that the loop computes with.
@@ -136,8 +131,7 @@ impl Driven {
         };
         let buffers = self.what.tensors.iter().map(buffer).collect();
         let (answer, answered) = sync_channel(1);
-        let (pulled, records) = (self.pulled(), batch.records.clone());
-        let train = Train::new(microbatch, records, key, weight, pulled, buffers, answer);
+        let train = Train::new(microbatch, batch.clone(), key, weight, self.pulled(), buffers, answer);
         let what = || format!("microbatch {} (epoch {})", microbatch.id, microbatch.epoch);
         self.link.send(Message::Train(train)).map_err(|_| gone(&what()))?;
         match answered.recv() {
@@ -182,7 +176,7 @@ impl Model for Driven {
     fn announce(&mut self, upcoming: Upcoming<'_>) {
         match upcoming {
             Upcoming::Gradients(microbatch) => self.microbatch = Some(*microbatch),
-            Upcoming::Evaluation(version) => self.version = version,
+            Upcoming::Evaluation(epoch) => self.epoch = epoch,
         }
     }
 
@@ -195,11 +189,9 @@ impl Model for Driven {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
-        let steps = self.plan.steps_per_epoch();
-        let epoch = self.version.get().div_ceil(steps).saturating_sub(1);
+        let epoch = self.epoch;
         let (answer, answered) = sync_channel(1);
-        let records = batch.records.clone();
-        let evaluate = Evaluate::new(epoch, records, self.pulled(), answer);
+        let evaluate = Evaluate::new(epoch, batch.clone(), self.pulled(), answer);
         let what = || format!("evaluation of epoch {epoch}");
         self.link.send(Message::Evaluate(evaluate)).map_err(|_| gone(&what()))?;
         match answered.recv() {

@@ -3,8 +3,9 @@
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use data::Batch;
 use model::{Evaluation, Gradients, Weights};
-use proto::ids::MicrobatchId;
+use proto::ids::{Epoch, MicrobatchId};
 use proto::metrics::{Metric, Sum, Tally};
 use proto::plan::Microbatch;
 use proto::random;
@@ -49,7 +50,7 @@ impl Pulled {
 #[pyclass(frozen, module = "ebbflow._native")]
 pub(crate) struct Train {
     microbatch: Microbatch,
-    records: Vec<u64>,
+    batch: Batch,
     key: u64,
     weight: f32,
     pulled: Pulled,
@@ -64,7 +65,7 @@ pub(crate) struct Train {
 impl Train {
     pub(super) fn new(
         microbatch: Microbatch,
-        records: Vec<u64>,
+        batch: Batch,
         key: u64,
         weight: f32,
         pulled: Pulled,
@@ -75,7 +76,7 @@ impl Train {
         let of_model = pulled.register.unwrap_or(buffers.len());
         let addresses = buffers.iter_mut().take(of_model).map(address).collect();
         let (buffers, answer) = (Mutex::new(Some(Arc::new(buffers))), Mutex::new(Some(answer)));
-        Self { microbatch, records, key, weight, pulled, buffers, addresses, state: Mutex::default(), answer }
+        Self { microbatch, batch, key, weight, pulled, buffers, addresses, state: Mutex::default(), answer }
     }
 }
 
@@ -99,7 +100,12 @@ impl Train {
     /// Numbers of the records in the data set, in the order of the batch.
     #[getter]
     fn records(&self) -> Vec<u64> {
-        self.records.clone()
+        self.batch.records.clone()
+    }
+
+    /// Columns of the records that the worker has read, see [`Region::of_batch`].
+    fn columns(&self) -> Vec<(String, &'static str, Region)> {
+        Region::of_batch(&self.batch)
     }
 
     /// Seed of every random number of this microbatch.
@@ -189,30 +195,39 @@ impl Train {
 /// A question for the measurements of records.
 #[pyclass(frozen, module = "ebbflow._native")]
 pub(crate) struct Evaluate {
-    #[pyo3(get)]
-    epoch: u64,
-    records: Vec<u64>,
+    epoch: Epoch,
+    batch: Batch,
     pulled: Pulled,
     answer: Answer<Evaluation>,
 }
 
 impl Evaluate {
     pub(super) const fn new(
-        epoch: u64,
-        records: Vec<u64>,
+        epoch: Epoch,
+        batch: Batch,
         pulled: Pulled,
         answer: SyncSender<Result<Evaluation, String>>,
     ) -> Self {
-        Self { epoch, records, pulled, answer: Mutex::new(Some(answer)) }
+        Self { epoch, batch, pulled, answer: Mutex::new(Some(answer)) }
     }
 }
 
 #[pymethods]
 impl Evaluate {
+    #[getter]
+    fn epoch(&self) -> u64 {
+        self.epoch.get()
+    }
+
     /// Numbers of the records in the data set, in the order of the batch.
     #[getter]
     fn records(&self) -> Vec<u64> {
-        self.records.clone()
+        self.batch.records.clone()
+    }
+
+    /// Columns of the records that the worker has read, see [`Region::of_batch`].
+    fn columns(&self) -> Vec<(String, &'static str, Region)> {
+        Region::of_batch(&self.batch)
     }
 
     /// Number of the weights in this process: equal numbers are equal weights.
@@ -240,7 +255,7 @@ impl Evaluate {
         means: Vec<(String, f64, u64)>,
         sums: Vec<(String, Vec<f64>, bool)>,
     ) -> PyResult<()> {
-        let samples = self.records.len() as u64;
+        let samples = self.batch.records.len() as u64;
         let mut evaluation = Evaluation { samples, loss_sum, ..Evaluation::default() };
         let own = |(name, values, is_mean)| (name, Sum { values, is_mean });
         evaluation.sums = sums.into_iter().map(own).collect();
