@@ -83,9 +83,9 @@ pub(crate) fn is_set(name: &str) -> bool {
     std::env::var_os(name).is_some()
 }
 
-/// Returns the value of a variable that a user names as a secret, if it has one that is text.
-pub(crate) fn secret(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+/// Returns the value of a variable that a user names as a secret, if it has one.
+pub(crate) fn secret(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
 }
 
 /// Returns the devices to which CUDA limits this process, as the user wrote them. `None`: all.

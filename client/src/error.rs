@@ -53,10 +53,17 @@ pub enum Error {
         reason: String,
     },
     /// A secret of a script has no value.
-    #[error(
-        "secret {name}: the environment has no such variable, or it is no UTF-8; set it before submitting"
-    )]
+    #[error("secret {name}: the environment has no such variable; set it before submitting")]
     NoSecret {
+        /// The variable.
+        name: String,
+    },
+    /// A secret of a script is no text.
+    #[error(
+        "secret {name}: the value of the variable is no UTF-8, and secrets travel as text; encode it, for example as \
+         Base64, and decode it in the script"
+    )]
+    SecretNotText {
         /// The variable.
         name: String,
     },

@@ -1,6 +1,7 @@
 //! A script on its way to the agents of a cluster: its description, the values of its secrets, and
 //! the files of its folder.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -36,7 +37,7 @@ impl ScriptSubmission {
     /// # Errors
     /// The script cannot be read or cannot travel, a field of `wish` is wrong, or a secret has no
     /// value that can be redacted.
-    pub fn read(path: &Path, wish: pb::Script, value_of: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    pub fn read(path: &Path, wish: pb::Script, value_of: impl Fn(&str) -> Option<OsString>) -> Result<Self> {
         let wrong = |reason: &str| Error::Bundle { path: path.to_owned(), reason: reason.to_owned() };
         if !is_script(path) {
             return Err(wrong(&format!("is no Python script; its name must end in {ENDING}")));
@@ -44,7 +45,11 @@ impl ScriptSubmission {
         File::open(path).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
         let script = described(path, wish)?;
         let secret = |name: &String| match value_of(name) {
-            Some(value) => Ok(pb::Secret { name: name.clone(), value }),
+            Some(value) => match value.into_string() {
+                Ok(value) => Ok(pb::Secret { name: name.clone(), value }),
+                // The value is a secret in this form too.
+                Err(_) => Err(Error::SecretNotText { name: name.clone() }),
+            },
             None => Err(Error::NoSecret { name: name.clone() }),
         };
         let secrets = script.secrets.iter().map(secret).collect::<Result<Vec<_>>>()?;
@@ -84,6 +89,7 @@ fn folder(script: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::os::unix::ffi::OsStringExt as _;
 
     use super::*;
 
@@ -115,10 +121,19 @@ mod tests {
         fs::write(&script, "").unwrap();
         assert!(refusal(&script, pb::Script::default()).contains("Script.processes"));
         let secret = || pb::Script { secrets: vec!["KEY".to_owned()], ..wish() };
-        assert!(refusal(&script, secret()).contains("secret KEY: the environment has no such variable"));
-        let short = ScriptSubmission::read(&script, secret(), |_| Some("short".to_owned()));
-        assert!(short.unwrap_err().to_string().contains("to redact it"));
-        let read = ScriptSubmission::read(&script, secret(), |_| Some("long enough".to_owned())).unwrap();
+        let missing = refusal(&script, secret());
+        assert!(missing.starts_with("secret KEY: the environment has no such variable; set it"), "{missing}");
+        assert!(!missing.contains("UTF-8"), "{missing}");
+        let with = |value: &[u8]| {
+            let value = OsString::from_vec(value.to_vec());
+            ScriptSubmission::read(&script, secret(), |_| Some(value.clone()))
+        };
+        let no_text = with(b"long enough \xff").unwrap_err();
+        assert!(matches!(&no_text, Error::SecretNotText { name } if name == "KEY"), "{no_text:?}");
+        assert!(no_text.to_string().contains("no UTF-8, and secrets travel as text; encode it"), "{no_text}");
+        assert!(!format!("{no_text:?} {no_text}").contains("long enough"), "{no_text:?}");
+        assert!(with(b"short").unwrap_err().to_string().contains("to redact it"));
+        let read = with(b"long enough").unwrap();
         assert_eq!((read.secrets[0].value.as_str(), read.bundle.files.len()), ("long enough", 1));
         fs::write(dir.path().join(".gitignore"), "*.py").unwrap();
         assert!(refusal(&script, wish()).contains(".gitignore names the script itself"));

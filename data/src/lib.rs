@@ -106,7 +106,9 @@ pub use object::Content;
 pub use observer::Observer;
 pub use packed::unpacked_bytes;
 pub use pattern::without_patterns;
-pub use remote::{allow_urls, every_url, use_store_settings, wrong_prefixes};
+pub use remote::{
+    PATIENCE, PATIENCE_MAX, allow_urls, be_patient_for, every_url, use_store_settings, wrong_prefixes,
+};
 pub use room::{limit_blocks, limit_memory};
 pub use sheet::{ContactSheet, contact_sheet};
 pub use tokenizer::Tokenizer;

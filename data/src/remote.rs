@@ -27,6 +27,7 @@ mod without;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 use proto::spec::data_url;
 
@@ -38,6 +39,28 @@ pub(crate) use self::without::{Folder, Remote, list};
 
 /// Bytes that are fetched at once, and kept in the cache.
 pub(crate) const PIECE_BYTES: u64 = 2 << 20;
+
+/// Default time during which a request that fails for a while is repeated.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Longest time of repetitions that a process may set.
+pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
+
+/// Time of repetitions in this process.
+static PATIENT_FOR: RwLock<Duration> = RwLock::new(PATIENCE);
+
+/// Sets for how long this process repeats a request that fails for a while, at most
+/// [`PATIENCE_MAX`]. A few attempts are made in any case. A file that is open keeps its time.
+/// Without a call it is [`PATIENCE`].
+pub fn be_patient_for(patience: Duration) {
+    *PATIENT_FOR.write().unwrap_or_else(PoisonError::into_inner) = patience;
+}
+
+/// Returns for how long this process repeats a request.
+#[cfg(feature = "cloud")]
+fn patience() -> Duration {
+    *PATIENT_FOR.read().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Settings of object stores.
 static SETTINGS: RwLock<BTreeMap<String, String>> = RwLock::new(BTreeMap::new());
@@ -119,7 +142,7 @@ mod with {
     use proto::spec::data_url;
     use url::Url;
 
-    use super::bridge::{self, Failure, LIMITS, Limits};
+    use super::bridge::{self, Failure, Limits};
     use super::cloud::Cloud;
     use super::http::Http;
     use super::{Listed, PIECE_BYTES, State, allowed};
@@ -214,7 +237,7 @@ mod with {
         /// The URL is not allowed, there is no such file, the server refuses it, or does not answer
         /// for the time of all retries.
         pub(crate) fn open(url: &str) -> Result<Self> {
-            Self::open_within(url, LIMITS)
+            Self::open_within(url, Limits::of_process())
         }
 
         /// Looks at a file with other limits.
@@ -353,8 +376,8 @@ mod with {
                 false => source.list().await,
             }
         };
-        let source = Arc::new(source);
-        let listed = bridge::wait(async move { LIMITS.patiently(|| listing(source.clone())).await });
+        let (source, limits) = (Arc::new(source), Limits::of_process());
+        let listed = bridge::wait(async move { limits.patiently(|| listing(source.clone())).await });
         listed.map_err(|failure| error(folder, failure))
     }
 
@@ -401,7 +424,7 @@ mod with {
                     // The reader of this progress waits for the end of the request.
                     let _ = observed.send(());
                 };
-                LIMITS.patiently(|| source.files(wanted, observe)).await
+                Limits::of_process().patiently(|| source.files(wanted, observe)).await
             });
             progress.iter().for_each(|()| observer.advance());
             listing.recv().map_err(|failure| error(&self.url, failure))
@@ -422,7 +445,7 @@ mod with {
             let tag = (!tag.is_empty()).then(|| tag.to_owned());
             let state = State { bytes, tag, modified: None, has_ranges: true };
             let file = self.source.below(name).map_err(|failure| error(&url, failure))?;
-            let limits = LIMITS.for_bytes(bytes);
+            let limits = Limits::of_process().for_bytes(bytes);
             let reading =
                 async move { limits.patiently(|| limits.in_time(file.get(0..bytes, &state))).await };
             bridge::wait(reading).map_err(|failure| error(&url, failure))
@@ -458,9 +481,10 @@ mod with {
             Failure::Passing(what) => (
                 format!("the server stays away: {what}"),
                 if is_web {
-                    "check that the server is up, and that this machine reaches it"
+                    "check that the server is up, and that this machine reaches it, or raise data_patience of the workers"
                 } else {
-                    "check the credentials, the region, the endpoint and the network of this machine"
+                    "check the credentials, the region, the endpoint and the network of this machine, or raise data_patience \
+                     of the workers"
                 },
             ),
             Failure::Other(what) if is_web => (what, "check the URL and the server"),

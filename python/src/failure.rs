@@ -23,6 +23,7 @@ pub(crate) fn class(error: &Error) -> &'static str {
         | Error::Exists { .. }
         | Error::Bundle { .. }
         | Error::NoSecret { .. }
+        | Error::SecretNotText { .. }
         | Error::Path { .. } => "InvalidJobError",
         Error::Checkpoint(_)
         | Error::NoCheckpoints { .. }
@@ -106,6 +107,7 @@ mod tests {
         let source = std::io::Error::other("gone");
         assert_eq!(class(&Error::JobFile { path: "j.toml".into(), source }), "InvalidJobError");
         assert_eq!(class(&Error::NoSecret { name: "KEY".to_owned() }), "InvalidJobError");
+        assert_eq!(class(&Error::SecretNotText { name: "KEY".to_owned() }), "InvalidJobError");
         assert_eq!(class(&Error::InUse { dir: "out".into() }), "OutputError");
         assert_eq!(class(&Error::HasResults { file: "s3://b/summary.json".to_owned() }), "OutputError");
         assert_eq!(class(&Error::Panicked("x".to_owned())), "ClusterError");

@@ -275,9 +275,10 @@ def test_a_script_is_sent_and_heard_from_python(
 
 
 def test_a_script_that_cannot_travel_is_refused_before_it_is_sent(
-    place: Place, tmp_path: Path
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, client = code(tmp_path, SAYS), place.client
+    monkeypatch.setenv("NO_TEXT", os.fsdecode(b"long enough \xff"))
     with pytest.raises(InvalidJobError, match="use submit_script"):
         client.submit(script)
     (tmp_path / "job.toml").touch()
@@ -288,6 +289,7 @@ def test_a_script_that_cannot_travel_is_refused_before_it_is_sent(
         (script, {"workers": -1}, r"Script\.processes"),
         (script, {"environment": {"LD_PRELOAD": "x"}}, "LD_PRELOAD"),
         (script, {"secrets": ["NOT_SET_HERE"]}, "secret NOT_SET_HERE: the environment has no"),
+        (script, {"secrets": ["NO_TEXT"]}, "secret NO_TEXT: the value of the variable is no UTF-8"),
     ]
     for path, given, words in cases:
         with pytest.raises(InvalidJobError, match=words):

@@ -515,6 +515,14 @@ impl Role for Worker {
                 TIMES,
                 "Time in which a draining worker finishes its microbatch and hands back the rest",
             ),
+            option(
+                "data_patience",
+                Kind::Duration,
+                "DURATION",
+                TIMES,
+                "Time during which a failed request for data by URL is repeated, with waits that double from 0.2s. Then the \
+                 task fails. At most 10min; a few attempts are made in any case",
+            ),
             option("prefetch", Kind::Count, "N", LIMITS, "Number of microbatches that are read ahead"),
             option(
                 "data_threads",

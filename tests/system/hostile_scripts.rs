@@ -2,7 +2,9 @@
 //! interpreter is `sh`. `python/tests/test_scripts_secured.py` has those that speak to the cluster.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -124,7 +126,12 @@ fn secrets_do_not_outlive_the_master_and_are_asked_for_again() {
 fn a_secret_that_is_missing_or_cannot_be_redacted_is_refused_before_anything_travels() {
     let place = Place::new("", &[]);
     let missing = text(&place.submit(&["--secret", "NO_SUCH_SECRET"]).output().unwrap());
-    assert!(missing.contains("the environment has no such variable"), "{missing}");
+    assert!(missing.contains("the environment has no such variable; set it"), "{missing}");
+    assert!(!missing.contains("UTF-8"), "{missing}");
+    let bytes = OsStr::from_bytes(b"long-enough\xff");
+    let no_text = text(&place.submit(&["--secret", "KEY"]).env("KEY", bytes).output().unwrap());
+    assert!(no_text.contains("secret KEY: the value of the variable is no UTF-8"), "{no_text}");
+    assert!(no_text.contains("Base64") && !no_text.contains("long-enough"), "{no_text}");
     let short = text(&place.submit(&["--secret", "KEY"]).env("KEY", "seven77").output().unwrap());
     assert!(short.contains("a line of at least 8 bytes") && !short.contains("seven77"), "{short}");
     let twice = text(&place.submit(&["--secret", "PLACE"]).env("PLACE", "long-enough").output().unwrap());

@@ -1,17 +1,19 @@
 //! S3 fails in the middle of a training, and a worker dies in the middle of a prediction to S3: the
-//! bits and the bytes are those of a disk.
+//! bits and the bytes are those of a disk. A bucket that stays busy is the end of a job, and
+//! nothing is lost.
 #![cfg(feature = "cloud")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use crate::harness::machine::until;
 use crate::harness::s3::{Fault, Proxy, S3};
-use crate::harness::{self, Cluster, example, model, npy, summary, text};
+use crate::harness::{self, Cluster, events, example, model, npy, summary, text};
 use crate::predict::{self, PACED, sets};
-use crate::urls::{environment, trained, two_steps};
+use crate::urls::{environment, has, trained, two_steps};
 
 /// Time for something that takes a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,25 +21,39 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes of a record.
 const RECORD: usize = 512 << 10;
 
+/// Files of [`two_steps`], on a disk and on S3.
+struct Files {
+    local: Vec<String>,
+    labels: Vec<String>,
+    remote: Vec<String>,
+}
+
+impl Files {
+    fn write(folder: &Path, server: &S3) -> Self {
+        let at = |name: &str| folder.join(name).display().to_string();
+        let (mut local, mut labels, mut remote) = (Vec::new(), Vec::new(), Vec::new());
+        for file in 0..3 {
+            let pixels =
+                npy("|u1", &format!("6, {RECORD}"), (0..6 * RECORD).map(|byte| ((byte + file) % 251) as u8));
+            let (x, y) = (format!("x{file}.npy"), format!("y{file}.npy"));
+            fs::write(at(&x), &pixels).unwrap();
+            fs::write(at(&y), npy("|u1", "6,", (0..6).map(|record| (record + file as u8) % 3))).unwrap();
+            assert_eq!(server.request("PUT", &x, &pixels).0, 200);
+            local.push(at(&x));
+            labels.push(at(&y));
+            remote.push(format!("s3://{}/{x}", S3::BUCKET));
+        }
+        Self { local, labels, remote }
+    }
+}
+
 #[test]
 fn a_training_from_s3_goes_on_after_each_fault_with_the_same_bits() {
     let Some(server) = S3::start() else { return };
     let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
     let endpoint = format!("http://{}", proxy.address);
     let environment = environment(&endpoint);
-    let at = |name: &str| folder.path().join(name).display().to_string();
-    let (mut local, mut labels, mut remote) = (Vec::new(), Vec::new(), Vec::new());
-    for file in 0..3 {
-        let pixels =
-            npy("|u1", &format!("6, {RECORD}"), (0..6 * RECORD).map(|byte| ((byte + file) % 251) as u8));
-        let (x, y) = (format!("x{file}.npy"), format!("y{file}.npy"));
-        fs::write(at(&x), &pixels).unwrap();
-        fs::write(at(&y), npy("|u1", "6,", (0..6).map(|record| (record + file as u8) % 3))).unwrap();
-        assert_eq!(server.request("PUT", &x, &pixels).0, 200);
-        local.push(at(&x));
-        labels.push(at(&y));
-        remote.push(format!("s3://{}/{x}", S3::BUCKET));
-    }
+    let Files { local, labels, remote } = Files::write(folder.path(), &server);
     let undisturbed = trained(&two_steps(folder.path(), &local, &labels), &[]);
 
     let mut cluster = Cluster::start(1, 0);
@@ -62,6 +78,87 @@ fn a_training_from_s3_goes_on_after_each_fault_with_the_same_bits() {
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(summary(&out)["samples_applied"], 18);
     assert!(model(&out) == undisturbed, "other bits than undisturbed");
+}
+
+#[test]
+fn a_bucket_that_stays_busy_fails_the_job_with_the_cause_and_a_mended_one_loses_nothing() {
+    /// Epochs of the job. With little memory it reads at least 5 MiB in each, and 9 MiB before.
+    const EPOCHS: u64 = 24;
+    /// Bytes after which the data stands still: several steps are done by then, but not all.
+    const STILL: u64 = 72 << 20;
+    let Some(server) = S3::start() else { return };
+    let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let Files { local, labels, remote } = Files::write(folder.path(), &server);
+    let long = |folder: &Path, files: &[String]| {
+        let job = two_steps(folder, files, &labels);
+        let written = fs::read_to_string(&job).unwrap();
+        let longer = written.replace("epochs = 1\n", &format!("epochs = {EPOCHS}\n"));
+        assert_ne!(written, longer);
+        fs::write(&job, longer).unwrap();
+        job
+    };
+    let undisturbed = trained(&long(folder.path(), &local), &[]);
+
+    let mut cluster = Cluster::start(1, 0);
+    let allowed = format!("s3://{}", S3::BUCKET);
+    let little = ["--data-memory", "4194304", "--data-threads", "1", "--prefetch", "1"];
+    let worker = [&little[..], &["--data-urls", &allowed, "--data-patience", "100ms"]].concat();
+    cluster.add_worker_as(&worker, &environment);
+    let job = long(cluster.dir.path(), &remote);
+    let saved = format!("checkpoint.url={}", cluster.dir.path().join("saved").display());
+    let sets = ["limits.attempts_max=1", &saved, "checkpoint.every_steps=2"];
+    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
+    let submission = |out: &Path, more: &[&str]| {
+        let mut submission = cluster.submission(&job, out, &[&sets[..], more].concat());
+        submission.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
+        submission
+    };
+    // With its patience, the worker makes the least number of attempts.
+    let cause = ["the server stays away", "503", "(attempt 4, after "];
+    let advice = ["check the credentials, the region, the endpoint", "data_patience of the workers"];
+    let failed = |out: &Path, said: &str| {
+        let summary = summary(out);
+        assert_eq!(summary["status"], "failed", "{summary}");
+        for said in [said, summary["reason"].as_str().unwrap()] {
+            has(said, &[&format!("s3://{}/x", S3::BUCKET)]);
+            has(said, &cause);
+            has(said, &advice);
+        }
+        summary
+    };
+
+    proxy.set(Fault::Busy);
+    let never = cluster.dir.path().join("never");
+    let output = submission(&never, &[]).output().unwrap();
+    assert!(!output.status.success(), "{}", text(&output));
+    assert_eq!(failed(&never, &text(&output))["samples_applied"], 0);
+
+    proxy.set(Fault::Nothing);
+    let still = proxy.forwarded() + STILL;
+    proxy.set_from(Fault::Stalls, still);
+    let first = cluster.dir.path().join("first");
+    let mut user = submission(&first, &[]).spawn().unwrap();
+    until("a checkpoint is saved and the data stands still", PATIENCE, || {
+        assert!(user.try_wait().unwrap().is_none(), "it ended before");
+        let stands = proxy.forwarded() >= still && proxy.met() > 0;
+        stands && first.join("metrics.jsonl").exists() && !events(&first, "checkpoint").is_empty()
+    });
+    proxy.set(Fault::Busy);
+    let output = user.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{}", text(&output));
+    let stopped = failed(&first, &text(&output));
+    let steps = stopped["steps"].as_u64().unwrap();
+    assert!((1..2 * EPOCHS).contains(&steps), "{stopped}");
+
+    proxy.set(Fault::Nothing);
+    let second = cluster.dir.path().join("second");
+    let output = submission(&second, &["--resume"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    has(&text(&output), &["training goes on from the checkpoint of version "]);
+    assert_eq!(summary(&second)["samples_applied"], 18 * EPOCHS);
+    assert!(model(&second) == undisturbed, "other bits than undisturbed");
 }
 
 #[test]

@@ -99,7 +99,8 @@ fn refused(files: &str) -> String {
     fail(["run", "--workers", "1", "--out", out.to_str().unwrap(), job.to_str().unwrap()])
 }
 
-fn has(said: &str, words: &[&str]) {
+/// Checks that a text has all of these words.
+pub(crate) fn has(said: &str, words: &[&str]) {
     for word in words {
         assert!(said.contains(word), "`{word}` missing in:\n{said}");
     }

@@ -27,6 +27,12 @@ pub struct Options {
     /// Beginnings of the URLs that jobs may read. Web servers of this machine must be listed.
     /// Default: none are listed, and all other URLs are read.
     pub data_urls: Vec<String>,
+    /// Time during which a request for data by URL is repeated if the server is busy, away or
+    /// silent, by waits that double from 0.2 s to 10 s. At most 10 min. Four attempts are made in
+    /// any case. Default 60 s. Raise it for servers that are away for longer; a worker that repeats
+    /// one request for longer than the job's `limits.stall` hangs.
+    #[serde(with = "proto::duration")]
+    pub data_patience: Duration,
     /// Time without the master after which the worker gives up. Default 5 min.
     #[serde(with = "proto::duration")]
     pub master_timeout: Duration,
@@ -116,6 +122,7 @@ impl Default for Options {
             device: Device::default(),
             data_root: None,
             data_urls: Vec::new(),
+            data_patience: data::PATIENCE,
             master_timeout: Duration::from_secs(300),
             drain: Duration::from_secs(10),
             prefetch: 4,
@@ -154,6 +161,8 @@ impl Options {
         check((1..=1024).contains(&self.data_threads), "data_threads: from 1 to 1024");
         check(self.pushes_in_flight_max > 0, "pushes_in_flight_max: at least 1");
         check(!self.master_timeout.is_zero(), "master_timeout: above 0");
+        let (patience, max) = (self.data_patience, data::PATIENCE_MAX);
+        check(patience <= max, &format!("data_patience = {patience:?}: at most {max:?}"));
         wrong.extend(data::wrong_prefixes(&self.data_urls));
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
@@ -167,7 +176,12 @@ mod tests {
     fn all_violations_are_reported_at_once() {
         assert_eq!(Options::default().validate(), Ok(()));
         let data_urls = vec!["s3://bucket".to_owned(), "/data".to_owned()];
-        let options = Options { threads: 0, prefetch: 0, data_urls, ..Options::default() };
-        assert_eq!(options.validate().unwrap_err().len(), 3);
+        let data_patience = data::PATIENCE_MAX + Duration::from_millis(1);
+        let options = Options { threads: 0, prefetch: 0, data_urls, data_patience, ..Options::default() };
+        let wrong = options.validate().unwrap_err();
+        assert_eq!(wrong.len(), 4, "{wrong:?}");
+        assert!(wrong.contains(&"data_patience = 600.001s: at most 600s".to_owned()), "{wrong:?}");
+        let options = Options { data_patience: data::PATIENCE_MAX, ..Options::default() };
+        assert_eq!(options.validate(), Ok(()));
     }
 }

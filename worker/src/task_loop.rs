@@ -102,6 +102,7 @@ pub async fn run(
     options.validate().map_err(Error::Options)?;
     data::limit_memory(options.data_memory);
     data::allow_urls(&options.data_urls).map_err(Error::Options)?;
+    data::be_patient_for(options.data_patience);
     let device = options.device;
     let (device_name, device_memory_bytes) = match &options.program_device {
         Some(of) => (of.name.clone(), of.memory_bytes),

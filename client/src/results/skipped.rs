@@ -1,5 +1,6 @@
 //! `skipped.jsonl`: the bad records that a job left out, one in each line. Training records come
-//! first, each set in the order of its files.
+//! first, each set in the order of its files. If the list lacks records of a set, the last line of
+//! the set says how many.
 
 use proto::pb;
 use serde::Serialize;
@@ -16,15 +17,28 @@ struct Line<'a> {
     reason: Option<&'a str>,
 }
 
+/// Last line of a set of which the list does not have all records.
+#[derive(Serialize)]
+struct Missing<'a> {
+    set: &'a str,
+    /// Number of skipped records that have no line.
+    missing: u64,
+}
+
 /// Returns the content of the file.
 pub(super) fn lines(skipped: &pb::Skipped) -> String {
+    fn push(lines: &mut String, line: &impl Serialize) {
+        *lines += &serde_json::to_string(line).expect("plain fields");
+        lines.push('\n');
+    }
     let mut lines = String::new();
-    for validation in [false, true] {
-        let set = if validation { "validation" } else { "train" };
+    for (validation, set, count) in
+        [(false, "train", skipped.train), (true, "validation", skipped.validation)]
+    {
+        let mut listed = 0u64;
         let mut add = |file, record, reason| {
-            let line = Line { set, file, record, reason };
-            lines += &serde_json::to_string(&line).expect("plain fields");
-            lines.push('\n');
+            push(&mut lines, &Line { set, file, record, reason });
+            listed += 1;
         };
         for found in skipped.records.iter().filter(|found| found.validation == validation) {
             add(found.file.as_str(), found.record, Some(found.reason.as_str()));
@@ -35,6 +49,10 @@ pub(super) fn lines(skipped: &pb::Skipped) -> String {
                 record = record.saturating_add(*distance);
                 add(places.file.as_str(), record, None);
             }
+        }
+        let missing = count.saturating_sub(listed);
+        if missing > 0 {
+            push(&mut lines, &Missing { set, missing });
         }
     }
     lines
@@ -63,5 +81,24 @@ mod tests {
 "#;
         assert_eq!(lines(&pb::Skipped { train: 4, validation: 1, records, further }), expected);
         assert_eq!(lines(&pb::Skipped::default()), "");
+    }
+
+    #[test]
+    fn the_last_line_of_a_set_says_how_many_records_are_missing() {
+        let in_file = |validation, distances| {
+            let file = "a.csv".to_owned();
+            pb::SkippedInFile { validation, file, distances }
+        };
+        let further = vec![in_file(false, vec![7, 1]), in_file(true, vec![2])];
+        let skipped = pb::Skipped { train: 900, validation: 1, records: Vec::new(), further };
+        let train = r#"{"set":"train","file":"a.csv","record":7}
+{"set":"train","file":"a.csv","record":8}
+{"set":"train","missing":898}
+"#;
+        let validation = r#"{"set":"validation","file":"a.csv","record":2}
+"#;
+        assert_eq!(lines(&skipped), format!("{train}{validation}"));
+        let none = pb::Skipped { train: 0, validation: 3, ..pb::Skipped::default() };
+        assert_eq!(lines(&none), "{\"set\":\"validation\",\"missing\":3}\n");
     }
 }

@@ -9,6 +9,8 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::{PATIENCE, patience};
+
 /// Most requests of this process at a time.
 const REQUESTS_MAX: usize = 16;
 
@@ -32,7 +34,8 @@ pub(super) struct Limits {
     pub(super) idle: Duration,
     /// Time of one attempt to fetch a piece.
     pub(super) attempt: Duration,
-    /// Time of all attempts, after which no further one begins, but for the first few.
+    /// Time of all attempts, after which no further one begins, but for the first few. A process
+    /// may set it.
     pub(super) total: Duration,
     /// Attempts that are made in any case, so that a slow machine does not give up early.
     pub(super) attempts_min: u32,
@@ -40,12 +43,13 @@ pub(super) struct Limits {
     pub(super) first_wait: Duration,
 }
 
-/// Limits of all files. A worker counts as hanging only after minutes.
+/// Limits of all files, unless the process sets others. A worker counts as hanging only after
+/// minutes.
 pub(super) const LIMITS: Limits = Limits {
     connect: Duration::from_secs(10),
     idle: Duration::from_secs(20),
     attempt: Duration::from_secs(120),
-    total: Duration::from_secs(60),
+    total: PATIENCE,
     attempts_min: 4,
     first_wait: Duration::from_millis(200),
 };
@@ -66,6 +70,11 @@ pub(super) enum Failure {
 }
 
 impl Limits {
+    /// Returns the limits of this process.
+    pub(super) fn of_process() -> Self {
+        Self { total: patience(), ..LIMITS }
+    }
+
     /// Calls `attempt` until it succeeds, fails for good, or has failed often enough and the time
     /// for all attempts is over.
     /// Waits grow exponentially, with jitter.

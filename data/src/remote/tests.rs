@@ -21,7 +21,7 @@ use proto::spec::{DataSet, DataSpec, FilesSpec, Format, TokenType, TokensSpec, d
 use super::bridge::{self, Failure, LIMITS, Limits};
 use super::http::Http;
 use super::with::ahead;
-use super::{PIECE_BYTES, Remote, State, use_store_settings};
+use super::{PATIENCE, PIECE_BYTES, Remote, State, be_patient_for, use_store_settings};
 use crate::Dataset;
 use crate::column::Column;
 use crate::cuts::Cuts;
@@ -302,6 +302,15 @@ fn a_server_that_stays_away_is_named_with_the_cause() {
     std::thread::spawn(move || listener.incoming().for_each(drop));
     let error = Remote::open_within(&format!("http://{address}/x"), NEVER).unwrap_err();
     assert!(said(&error).contains("the server stays away") && !error.is_fatal(), "{}", said(&error));
+}
+
+#[test]
+fn requests_are_repeated_for_as_long_as_the_process_says() {
+    let (before, later) = (Limits::of_process().total, PATIENCE + Duration::from_secs(1));
+    be_patient_for(later);
+    let set = Limits::of_process().total;
+    be_patient_for(PATIENCE);
+    assert_eq!((before, set), (PATIENCE, later));
 }
 
 #[test]

@@ -23,7 +23,8 @@ use crate::clock::Now;
 /// Skipped records that users see, with their reasons.
 const LISTED_MAX: usize = 100;
 
-/// Bytes of the places of all other skipped records at most.
+/// Bytes of the places of all other skipped records at most. Each set has half of them, and what
+/// the other set leaves.
 const FURTHER_BYTES_MAX: usize = 1 << 20;
 
 /// Records of one request at most.
@@ -208,24 +209,16 @@ impl Job {
 
     /// Returns the places of the skipped records behind those that are listed.
     fn further(&self, listed: &[pb::SkippedRecord]) -> Vec<pb::SkippedInFile> {
-        let (mut found, mut bytes) = (Vec::new(), 0);
-        for set in [DataSet::Train, DataSet::Validation] {
+        let places = |set| {
             let validation = set == DataSet::Validation;
             let listed = listed.iter().filter(|record| record.validation == validation).count();
             let files = self.spec.data.files_of(set).and_then(|source| self.spec.data.files(source));
             let name = |file| files.as_ref().map(|files| files.name(file).to_owned()).unwrap_or_default();
-            for (file, distances) in
-                in_files(self.skips.of(set).records.iter().skip(listed), self.records_of(set))
-            {
-                let places = pb::SkippedInFile { validation, file: name(file), distances };
-                bytes += places.encoded_len();
-                if bytes > FURTHER_BYTES_MAX {
-                    return found;
-                }
-                found.push(places);
-            }
-        }
-        found
+            let found = in_files(self.skips.of(set).records.iter().skip(listed), self.records_of(set));
+            let places = |(file, distances)| pb::SkippedInFile { validation, file: name(file), distances };
+            found.into_iter().map(places).collect()
+        };
+        within(FURTHER_BYTES_MAX, places(DataSet::Train), places(DataSet::Validation))
     }
 
     /// Returns the first skipped records of a data set.
@@ -308,6 +301,35 @@ fn in_files<'a>(numbers: impl Iterator<Item = &'a u64>, records: &[u64]) -> Vec<
     found
 }
 
+/// Returns the places in the first files of each set, with at most `bytes_max` as fields of a
+/// message. Each set has half of them, and what the other set leaves.
+fn within(
+    bytes_max: usize,
+    train: Vec<pb::SkippedInFile>,
+    validation: Vec<pb::SkippedInFile>,
+) -> Vec<pb::SkippedInFile> {
+    let room = |other: &[pb::SkippedInFile]| {
+        let left = bytes_max.saturating_sub(other.iter().map(field_bytes).sum());
+        left.max(bytes_max / 2)
+    };
+    let rooms = [room(&validation), room(&train)];
+    let mut kept = Vec::new();
+    for (places, mut room) in [train, validation].into_iter().zip(rooms) {
+        for in_file in places {
+            let Some(left) = room.checked_sub(field_bytes(&in_file)) else { break };
+            room = left;
+            kept.push(in_file);
+        }
+    }
+    kept
+}
+
+/// Returns the bytes that a message takes as a field of another one.
+fn field_bytes(places: &pb::SkippedInFile) -> usize {
+    let bytes = places.encoded_len();
+    1 + prost::length_delimiter_len(bytes) + bytes
+}
+
 const fn title(set: DataSet) -> &'static str {
     match set {
         DataSet::Train => "training records",
@@ -322,7 +344,61 @@ fn named(record: &pb::SkippedRecord) -> String {
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Returns files with so many places each.
+    fn files(validation: bool, places: &[usize]) -> Vec<pb::SkippedInFile> {
+        let file = |(file, &count): (usize, &usize)| {
+            let distances = (0..count as u64).map(|place| 1u64 << (7 * (place % 9))).collect();
+            pb::SkippedInFile { validation, file: format!("{file}.csv"), distances }
+        };
+        places.iter().enumerate().map(file).collect()
+    }
+
+    fn bytes(kept: &[pb::SkippedInFile]) -> usize {
+        let further = kept.to_vec();
+        pb::Skipped { further, ..pb::Skipped::default() }.encoded_len()
+    }
+
+    #[test]
+    fn places_of_one_set_push_out_none_of_the_other() {
+        let (train, few) = (files(false, &[100, 100, 100]), files(true, &[10]));
+        let all = [&train[..], &few].concat();
+        assert_eq!(within(bytes(&all), train.clone(), few.clone()), all, "all have room");
+        let first = [&train[..2], &few].concat();
+        assert_eq!(within(bytes(&all) - 1, train.clone(), few.clone()), first, "the last file is too much");
+        let huge = files(false, &[100_000]);
+        assert_eq!(within(200, huge, few.clone()), few, "a file that has no room at all");
+        let (few, many) = (files(false, &[10]), files(true, &[10, 1000, 10]));
+        let first = [&few[..], &many[..1]].concat();
+        assert_eq!(within(200, few, many), first, "none behind the first that has no room");
+    }
+
+    proptest! {
+        #[test]
+        fn each_set_has_its_first_files_in_half_of_the_bytes_and_what_the_other_leaves(
+            train in vec(1usize..40, 0..20),
+            validation in vec(1usize..40, 0..20),
+            bytes_max in 0usize..3000,
+        ) {
+            let sets = [files(false, &train), files(true, &validation)];
+            let kept = within(bytes_max, sets[0].clone(), sets[1].clone());
+            prop_assert!(bytes(&kept) <= bytes_max);
+            let count = kept.iter().filter(|places| !places.validation).count();
+            let parts = [&kept[..count], &kept[count..]];
+            for (set, other) in [(0, 1), (1, 0)] {
+                prop_assert_eq!(parts[set], &sets[set][..parts[set].len()]);
+                if let Some(next) = sets[set].get(parts[set].len()) {
+                    let more = bytes(parts[set]) + field_bytes(next);
+                    prop_assert!(more > bytes_max / 2, "it has half");
+                    prop_assert!(more + bytes(&sets[other]) > bytes_max, "and what the other leaves");
+                }
+            }
+        }
+    }
 
     #[test]
     fn places_count_from_the_begin_of_their_file() {

@@ -1,6 +1,7 @@
 //! A script as Python gives it, and what its processes say.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ pub(super) struct Script {
     /// Names of variables whose values are secrets.
     secrets: Vec<String>,
     /// Their values, for names that have one. Nobody prints them.
-    values: BTreeMap<String, String>,
+    values: BTreeMap<String, OsString>,
 }
 
 impl Script {

@@ -446,6 +446,13 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Integration("master", "skips"),
     },
     Mutant {
+        what: "places of skipped training records push out those of validation",
+        file: "master/src/job/skips.rs",
+        find: "left.max(bytes_max / 2)",
+        replace: "left",
+        test: Test::Lib("master", "skips"),
+    },
+    Mutant {
         what: "a step is divided by more records than it has",
         file: "ps/src/partition/update.rs",
         find: "(1.0 / begun.samples as f64) as f32",
