@@ -68,7 +68,7 @@ pub(crate) struct Options {
     pub(crate) name: String,
     /// URLs of the master, with commas between them.
     pub(crate) master: String,
-    /// Number of processes at a time.
+    /// Largest number of processes at a time.
     pub(crate) processes: u32,
     /// The Python interpreter.
     pub(crate) python: PathBuf,
@@ -192,7 +192,7 @@ impl Agent {
             }
             if !stops {
                 let ordered = ordered.borrow_and_update().clone();
-                for key in follow(&mut held, &ordered) {
+                for key in follow(&mut held, &ordered, self.options.processes as usize) {
                     let token = stop.child_token();
                     held.insert(key, Held::Running(token.clone()));
                     let device = devices::free(&self.options.devices, placed.values().copied());
@@ -364,7 +364,9 @@ const SECRETS: &str = "EBBFLOW_SECRETS";
 const LOGS: &str = "logs";
 
 /// Ends processes that are not ordered, forgets those that have left, and returns those to start.
-fn follow(held: &mut BTreeMap<Key, Held>, ordered: &BTreeSet<Key>) -> Vec<Key> {
+/// Never more than `processes` are there: one that ends still has the memory of its device, so
+/// another one waits until it is gone.
+fn follow(held: &mut BTreeMap<Key, Held>, ordered: &BTreeSet<Key>, processes: usize) -> Vec<Key> {
     held.retain(|key, held| match held {
         _ if ordered.contains(key) => true,
         Held::Running(token) => {
@@ -373,7 +375,9 @@ fn follow(held: &mut BTreeMap<Key, Held>, ordered: &BTreeSet<Key>) -> Vec<Key> {
         }
         Held::Left(_) => false,
     });
-    ordered.iter().filter(|key| !held.contains_key(*key)).copied().collect()
+    let there = held.values().filter(|held| matches!(held, Held::Running(_))).count();
+    let new = ordered.iter().filter(|key| !held.contains_key(*key)).copied();
+    new.take(processes.saturating_sub(there)).collect()
 }
 
 /// Returns what the master hears of all processes.
@@ -392,13 +396,21 @@ fn reports(held: &BTreeMap<Key, Held>) -> Vec<pb::ProcessReport> {
 
 /// Returns the line that an operator sees at the start. `has_keys`: this process has a token or a
 /// certificate.
-pub(crate) fn warning(processes: u32, user: Option<&User>, has_keys: bool, logs: &Path) -> String {
+pub(crate) fn warning(
+    processes: u32,
+    devices: &[Device],
+    user: Option<&User>,
+    has_keys: bool,
+    logs: &Path,
+) -> String {
     let means = match (user, has_keys) {
         (Some(user), _) => format!("as user {}, with the rights of this user", user.name),
         (None, false) => RIGHTS.to_owned(),
         (None, true) => format!("{RIGHTS}, and can read its token and its key; --script-user separates them"),
     };
-    format!("scripts of users run here, {processes} at a time: {means}; logs in {}", logs.display())
+    let devices: Vec<_> = devices.iter().map(ToString::to_string).collect();
+    let on = if devices.is_empty() { String::new() } else { format!(" on {}", devices.join(", ")) };
+    format!("scripts of users run here, {processes} at a time{on}: {means}; logs in {}", logs.display())
 }
 
 /// What it means that scripts run as the user of this process.
@@ -417,23 +429,42 @@ mod tests {
             ((7, 1), Held::Left(left.clone())),
             ((7, 2), Held::Left(left)),
         ]);
-        assert_eq!(follow(&mut held, &BTreeSet::from([(7, 0), (7, 1), (8, 0)])), [(8, 0)]);
+        assert_eq!(follow(&mut held, &BTreeSet::from([(7, 0), (7, 1), (8, 0)]), 2), [(8, 0)]);
         assert!(held.len() == 2 && !running.is_cancelled());
         assert!(reports(&held)[1].left.is_some());
-        assert!(follow(&mut held, &BTreeSet::new()).is_empty());
+        assert!(follow(&mut held, &BTreeSet::new(), 2).is_empty());
         assert!(held.len() == 1 && running.is_cancelled(), "it stays until it has ended");
-        assert!(follow(&mut held, &BTreeSet::from([(7, 0)])).is_empty(), "it is started again once it has");
+        assert!(
+            follow(&mut held, &BTreeSet::from([(7, 0)]), 2).is_empty(),
+            "it is started again once it has"
+        );
         assert!(reports(&held).is_empty());
     }
 
     #[test]
+    fn a_process_waits_for_the_place_of_one_that_ends() {
+        let ending = CancellationToken::new();
+        let mut held = BTreeMap::from([((7, 0), Held::Running(ending.clone()))]);
+        let ordered = BTreeSet::from([(8, 0), (8, 1), (9, 0)]);
+        assert_eq!(follow(&mut held, &ordered, 2), [(8, 0)], "the oldest script goes first");
+        held.insert((8, 0), Held::Running(CancellationToken::new()));
+        assert!(ending.is_cancelled() && follow(&mut held, &ordered, 2).is_empty());
+        held.remove(&(7, 0));
+        assert_eq!(follow(&mut held, &ordered, 2), [(8, 1)]);
+        // One that has left takes no place.
+        held.insert((8, 0), Held::Left(pb::ProcessLeft::default()));
+        assert_eq!(follow(&mut held, &ordered, 2), [(8, 1), (9, 0)]);
+    }
+
+    #[test]
     fn the_start_says_what_it_means() {
-        let line = warning(2, None, false, Path::new("/l"));
-        assert!(line.contains("2 at a time") && line.contains("has the rights of this process"), "{line}");
-        let line = warning(2, None, true, Path::new("/l"));
+        let line = warning(2, &[], None, false, Path::new("/l"));
+        assert!(line.contains("2 at a time: ") && line.contains("has the rights of this process"), "{line}");
+        let line = warning(2, &[Device::Cuda(0), Device::Cuda(2)], None, true, Path::new("/l"));
+        assert!(line.contains("2 at a time on cuda:0, cuda:2: "), "{line}");
         assert!(line.contains("can read its token and its key; --script-user"), "{line}");
         let user = User { name: "ebb-scripts".into(), id: 7, group: 7, home: "/".into() };
-        let line = warning(2, Some(&user), true, Path::new("/l"));
+        let line = warning(2, &[], Some(&user), true, Path::new("/l"));
         assert!(
             line.contains("as user ebb-scripts") && !line.contains("has the rights of this process"),
             "{line}"

@@ -451,7 +451,8 @@ impl Role for Worker {
                 Kind::Count,
                 "N",
                 None,
-                "Largest number of processes of scripts at a time, 1 to 256. Without it 1",
+                "Largest number of processes of scripts at a time, 1 to 256. Without it one for each CUDA device of \
+                 --device, otherwise 1",
             )
             .under(SCRIPTS),
             of_process(

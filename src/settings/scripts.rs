@@ -1,14 +1,21 @@
 //! The settings of a worker that takes scripts: what is wrong in them, and what they mean.
 
+use model::Device;
 use proto::script::AGENT_PROCESSES_MAX;
 
 use super::Settings;
 use crate::agent::Allowed;
 
-/// Returns the number of processes of scripts that a worker runs; `None`: it takes no scripts.
-pub(crate) fn processes(settings: &Settings) -> Option<u32> {
+/// Returns the number of processes of scripts that a worker runs at a time; `None`: it takes no
+/// scripts. Without a setting it is one for each of `devices`, which the processes have.
+pub(crate) fn processes(settings: &Settings, devices: &[Device]) -> Option<u32> {
     let count = settings.count("script_processes").and_then(|count| u32::try_from(count).ok());
-    settings.switch("scripts").then(|| count.unwrap_or(1))
+    settings.switch("scripts").then(|| count.unwrap_or_else(|| one_for_each(devices)))
+}
+
+/// Returns the number of devices within the bounds of `script_processes`.
+fn one_for_each(devices: &[Device]) -> u32 {
+    u32::try_from(devices.len()).unwrap_or(u32::MAX).clamp(1, AGENT_PROCESSES_MAX)
 }
 
 /// Returns what is wrong in the settings of scripts.
@@ -65,6 +72,15 @@ pub(crate) fn requirements(settings: &Settings) -> Option<Allowed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_device_has_a_process_and_a_host_without_one_has_one() {
+        let cuda: Vec<_> = (0..300).map(Device::Cuda).collect();
+        assert_eq!(one_for_each(&[]), 1);
+        assert_eq!(one_for_each(&[Device::Cpu]), 1);
+        assert_eq!(one_for_each(&cuda[..3]), 3);
+        assert_eq!(one_for_each(&cuda), AGENT_PROCESSES_MAX);
+    }
 
     #[test]
     fn an_index_is_reached_in_private_and_without_a_password() {

@@ -406,13 +406,15 @@ impl Cluster {
         self.add_worker_as(&[], environment);
     }
 
-    /// Adds a worker with further arguments, and more in its environment.
+    /// Adds a worker with further arguments, and more in its environment. It computes on the CPU
+    /// unless the arguments name a device.
     pub fn add_worker_as(&mut self, arguments: &[&str], environment: &[(&str, &str)]) {
         let index = self.workers.len();
         let log = self.dir.path().join(format!("worker-{index}.log"));
         let name = format!("worker-{index}");
-        let args = ["worker", "--master", &self.url, "--name", &name, "--device", "cpu"];
-        let args = [&args[..], arguments].concat();
+        let device: &[&str] = if arguments.contains(&"--device") { &[] } else { &["--device", "cpu"] };
+        let args = ["worker", "--master", &self.url, "--name", &name];
+        let args = [&args[..], device, arguments].concat();
         self.workers.push(Process::start_with(&self.program, log, &args, environment));
     }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::harness::skip::{Lacks, skipped};
@@ -238,6 +239,51 @@ fn processes_of_a_script_take_turns_on_the_devices_and_see_theirs_alone() {
     assert_eq!(run(&["--env", "CUDA_VISIBLE_DEVICES=7"], None).1, "sees 7 as \n", "the user's own choice");
     let said = run(&["--device", "cuda:7"], None).0;
     assert!(said.contains("device cuda:7: this process sees 2 CUDA devices"), "{said}");
+}
+
+#[test]
+fn an_agent_runs_a_process_on_each_device_and_a_process_keeps_its_device() {
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let (driver, dir) = (Driver::new(), tempfile::tempdir().unwrap());
+    fs::create_dir(dir.path().join("code")).unwrap();
+    let script = dir.path().join("code/train.py");
+    let says = "echo $$ $CUDA_VISIBLE_DEVICES $EBBFLOW_DEVICE > $PLACE/new-$EBBFLOW_WORKER\n\
+        mv $PLACE/new-$EBBFLOW_WORKER $PLACE/$EBBFLOW_WORKER\nexec sleep 600\n";
+    fs::write(&script, says).unwrap();
+    // The number of a process, and its device.
+    let process = |name: &str, before: &str| loop {
+        let said = fs::read_to_string(dir.path().join(name)).unwrap_or_default();
+        match said.trim().split_once(' ') {
+            Some((number, device)) if number != before => break (number.to_owned(), device.to_owned()),
+            _ => std::thread::park_timeout(Duration::from_millis(5)),
+        }
+    };
+    let mut cluster = Cluster::start(0, 0);
+    let environment = [
+        ("LD_LIBRARY_PATH", driver.0.path().to_str().unwrap()),
+        ("EBB_TEST_DEVICES", "2"),
+        ("CUDA_VISIBLE_DEVICES", "3,5"),
+    ];
+    cluster.add_worker_as(&["--scripts", "--python", "sh", "--device", "all"], &environment);
+    let place = format!("PLACE={}", dir.path().display());
+    let mut submit = harness::ebb(["submit", "--master", &cluster.url, "--workers", "3", "--env", &place]);
+    let said = text(&submit.arg(&script).output().unwrap());
+    assert!(said.contains("submitted train-1"), "{said}");
+    let (first, device) = process("train-1-0", "");
+    let mut devices = [device.clone(), process("train-1-1", "").1];
+    devices.sort_unstable();
+    assert_eq!(devices, ["3 cuda:0", "5 cuda:1"]);
+    let said = text(&harness::ebb(["status", "train", "--master", &cluster.url]).output().unwrap());
+    assert!(said.contains("2 of 3 processes run"), "{said}");
+    let number = Pid::from_raw(first.parse().unwrap()).unwrap();
+    kill_process(number, Signal::KILL).unwrap();
+    assert_eq!(process("train-1-0", &first).1, device);
+    let log = cluster.workers[0].log();
+    assert!(log.contains("2 at a time on cuda:0, cuda:1: "), "{log}");
+    // No engine of this program computes there. Scripts bring their own.
+    assert!(log.contains("--device all: computing on the CPU"), "{log}");
 }
 
 /// Lets NVML say these values from its next call on. No call finds a half of them.

@@ -72,6 +72,18 @@ impl Place {
         self.cluster.workers.iter().position(|worker| worker.child.id() == parent).expect("an agent")
     }
 
+    /// Waits until a process of the script has said something. Returns all of it.
+    fn wait_for_logs(&self, number: &str) -> String {
+        loop {
+            let logs = ["logs", "train", "--worker", number, "--master", &self.cluster.url];
+            let said = ebb(logs).output().unwrap().stdout;
+            if !said.is_empty() {
+                return String::from_utf8(said).unwrap();
+            }
+            pause();
+        }
+    }
+
     /// Waits until the status of the script's job has this text.
     fn wait_for_status(&self, wanted: &str) -> String {
         loop {
@@ -92,6 +104,12 @@ fn pause() {
 fn runs(process: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat"));
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|state| !state.starts_with('Z')))
+}
+
+/// Returns the process group of a process.
+fn group(process: i32) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(2).unwrap().parse().unwrap()
 }
 
 fn wait_until_gone(process: i32) {
@@ -177,6 +195,53 @@ fn processes_outlive_a_restart_of_the_master_and_not_the_stop_of_their_agent() {
     let left = place.cluster.workers[0].child.wait().unwrap();
     assert!(left.success() && !runs(process), "{}", place.cluster.workers[0].log());
     place.wait_for_status("waits for agents");
+}
+
+#[test]
+fn processes_of_one_agent_are_apart_and_end_with_it() {
+    let script = format!("readlink /proc/$$/fd/$EBBFLOW_AGENT\n{STAYS}");
+    let mut place = Place::new(&script, 0);
+    place.add_agent(&["--script-processes", "2"]);
+    assert!(place.submit(&["--workers", "3"]).status().unwrap().success());
+    let [first, second] = [0, 1].map(|number| place.process(&format!("train-1-{number}"), None));
+    assert!(place.wait_for_status("2 of 3 processes run").contains("pending"));
+    assert_eq!([first, second].map(group), [first, second], "each is the first one of a group");
+    // Lines of one process are not among those of the other, and so are their sockets.
+    let sockets = ["0", "1"].map(|number| place.wait_for_logs(number));
+    assert!(sockets.iter().all(|socket| socket.starts_with("socket:[")), "{sockets:?}");
+    assert_ne!(sockets[0], sockets[1]);
+    kill(first, Signal::KILL);
+    let again = place.process("train-1-0", Some(first));
+    assert!(runs(second) && place.process("train-1-1", None) == second, "the other one goes on");
+    place.cluster.workers[0].signal("KILL");
+    wait_until_gone(again);
+    wait_until_gone(second);
+    place.add_agent(&["--script-processes", "2"]);
+    let both = [("train-1-0", again), ("train-1-1", second)];
+    let both = both.map(|(name, before)| place.process(name, Some(before)));
+    assert_eq!(both.map(|process| place.agent_of(process)), [1, 1]);
+    place.cluster.workers[1].signal("TERM");
+    let left = place.cluster.workers[1].child.wait().unwrap();
+    assert!(left.success() && !both.into_iter().any(runs), "{}", place.cluster.workers[1].log());
+}
+
+#[test]
+fn a_process_that_is_killed_too_often_leaves_its_agent_and_the_other_one_stays() {
+    let mut place = Place::new(STAYS, 0);
+    place.add_agent(&["--script-processes", "2"]);
+    assert!(place.submit(&["--workers", "2"]).status().unwrap().success());
+    let (first, mut second) = (place.process("train-1-0", None), place.process("train-1-1", None));
+    // Three restarts in ten minutes, for each process on each agent.
+    for _ in 0..3 {
+        kill(second, Signal::KILL);
+        second = place.process("train-1-1", Some(second));
+        assert_eq!(place.agent_of(second), 0);
+    }
+    kill(second, Signal::KILL);
+    assert!(place.wait_for_status("1 of 2 processes run").contains("pending"));
+    place.add_agent(&[]);
+    let moved = place.process("train-1-1", Some(second));
+    assert_eq!((place.agent_of(moved), runs(first)), (1, true));
 }
 
 #[test]

@@ -40,8 +40,12 @@ pub fn chosen(choice: &Choice) -> Result<Chosen> {
     let found = if choice.asks() { found() } else { Found::default() };
     let devices = choice.devices(&found)?;
     let falls_back = *choice == Choice::Auto && devices == [Device::Cpu];
-    let reason = || found.missing.split(';').next().unwrap_or_default().to_owned();
-    Ok(Chosen { devices, fallback: falls_back.then(reason) })
+    Ok(Chosen { devices, fallback: falls_back.then(|| reason(&found.missing)) })
+}
+
+/// Returns what is missing without the advice behind it.
+fn reason(missing: &str) -> String {
+    missing.split(';').next().unwrap_or_default().to_owned()
 }
 
 /// Returns the devices for processes of scripts. These bring an engine of their own, so only the
@@ -54,6 +58,21 @@ pub fn for_scripts(choice: &Choice) -> Result<Vec<Device>> {
     let devices = choice.devices(&found)?;
     let is_fallback = *choice == Choice::Auto && devices == [Device::Cpu];
     Ok(if is_fallback { Vec::new() } else { devices })
+}
+
+/// Returns the devices of a worker whose processes of scripts have the devices `of_scripts`. The
+/// engine of this program may lack what the user named, and that of a script have it. The worker
+/// then computes on the CPU.
+///
+/// # Errors
+/// That of `chosen`, for a worker without devices of scripts.
+pub fn beside(chosen: Result<Chosen>, of_scripts: &[Device]) -> Result<Chosen> {
+    match chosen {
+        Err(error) if !of_scripts.is_empty() => {
+            Ok(Chosen { devices: vec![Device::Cpu], fallback: Some(reason(&error.to_string())) })
+        }
+        chosen => chosen,
+    }
 }
 
 /// Returns what the driver alone shows: the memory of each device.
@@ -183,6 +202,20 @@ mod tests {
         assert_eq!(shown(Ok(Vec::new())), Found::nothing(NO_DEVICE.to_owned()));
         assert!(shown(Err(Kernels::NoDriver)).missing.starts_with("no CUDA driver: "));
         assert_eq!(for_scripts(&"cpu".parse().unwrap()).unwrap(), [Device::Cpu]);
+    }
+
+    #[test]
+    fn a_worker_beside_scripts_computes_on_the_cpu_where_its_engine_lacks_their_devices() {
+        let lacks = || {
+            let devices = Choice::All.devices(&Found::nothing("no CUDA in libtorch; do this".to_owned()));
+            devices.map(|devices| Chosen { devices, fallback: None }).map_err(Into::into)
+        };
+        let found = beside(lacks(), &[Device::Cuda(0)]).unwrap();
+        assert_eq!(found.devices, [Device::Cpu]);
+        assert!(found.fallback.unwrap().ends_with("no CUDA in libtorch"));
+        assert!(beside(lacks(), &[]).unwrap_err().to_string().contains("no CUDA in libtorch; do this"));
+        let has = Chosen { devices: vec![Device::Cuda(0)], fallback: None };
+        assert_eq!(beside(Ok(has.clone()), &[Device::Cuda(0)]).unwrap(), has);
     }
 
     #[test]

@@ -142,10 +142,12 @@ class _Launch:
             name = f"ps-{index}"
             self._start(name, "--name", name, "--listen", f"{ADDRESS}:0", *common)
         python = [] if plan.python is None else ["--python", plan.python]
+        # Also where it sees several devices: another agent is there for each further process.
+        takes = ["--scripts", "--script-processes", "1"]
         device = "auto" if plan.gpu else "cpu"
         for index in range(plan.workers):
             name = f"agent-{index}"
-            self._start(name, "--name", name, "--scripts", "--device", device, *python, *common)
+            self._start(name, "--name", name, *takes, "--device", device, *python, *common)
         return self._submit(self._wait_for_master())
 
     def _start(self, name: str, *arguments: str) -> None:
