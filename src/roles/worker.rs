@@ -69,7 +69,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         None => None,
     };
     let stop = app.stop.token().child_token();
-    let agent = agent(&settings, &options, of_scripts, &master, &dialer, app)?;
+    let agent = agent(&settings, &options, &of_scripts, &master, &dialer, app)?;
     let mut workers = JoinSet::new();
     for (index, options) in each(&options, &devices).into_iter().enumerate() {
         let device = ordinals(&[options.device]).first().map(|&ordinal| watching.devices().latest(ordinal));
@@ -102,12 +102,12 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
 fn agent(
     settings: &Settings,
     options: &Options,
-    devices: Vec<Device>,
+    devices: &[Device],
     master: &str,
     dialer: &Dialer,
     app: &App,
 ) -> Result<Option<Agent>> {
-    let Some(processes) = scripts::processes(settings, &devices) else { return Ok(None) };
+    let Some(processes) = scripts::processes(settings, devices) else { return Ok(None) };
     let of_agent = agent::Options {
         name: options.name.clone(),
         master: master.to_owned(),
@@ -115,7 +115,7 @@ fn agent(
         python: app.environment.python(settings.path("python").as_deref()),
         hidden: app.environment.own_variables().map(str::to_owned).collect(),
         variables: usual(config::is_set),
-        devices: devices.clone(),
+        devices: devices.to_owned(),
         visible: config::visible_devices(),
         user: settings.text("script_user").map(User::separate).transpose()?,
         scratch: options.scratch.clone(),
@@ -126,7 +126,7 @@ fn agent(
     let user = of_agent.user.clone();
     let has_keys = settings.path("token_file").is_some() || settings.path("tls_key").is_some();
     let agent = Agent::new(of_agent, dialer, app.screen.clone())?;
-    app.screen.line(&agent::warning(processes, &devices, user.as_ref(), has_keys, &agent.logs()));
+    app.screen.line(&agent::warning(processes, devices, user.as_ref(), has_keys, &agent.logs()));
     allowed.iter().for_each(|line| app.screen.line(line));
     Ok(Some(agent))
 }
