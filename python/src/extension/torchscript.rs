@@ -219,9 +219,10 @@ impl Model for Scripted {
             let Read { module, tensors, .. } = read(py, &self.path, self.threads)?;
             let values = module.call_method0("values").and_then(|values| values.extract());
             let values: Vec<Bound<'_, PyBytes>> = values.map_err(failed(py, "read initial values"))?;
-            let bytes = values.iter().map(|bytes| bytes.as_bytes());
-            let read = |(tensor, bytes): (&TensorSpec, _)| Values::from_bytes(tensor.dtype(), bytes);
-            Ok(tensors.iter().zip(bytes).map(read).collect())
+            let read = |(tensor, bytes): (&TensorSpec, &Bound<'_, PyBytes>)| {
+                Values::from_bytes(tensor.dtype(), bytes.as_bytes())
+            };
+            Ok(tensors.iter().zip(&values).map(read).collect())
         })
     }
 
