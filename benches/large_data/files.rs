@@ -17,8 +17,11 @@ const PIXELS: u64 = 362;
 
 const CLASSES: u64 = 8;
 
-/// Files that hold arrays.
-const FILES: u64 = 24;
+/// Files that hold arrays. For each range moto reads the whole object, so large ones take it hours.
+const FILES: u64 = 96;
+
+/// Bytes of a shard of Parquet or tar.
+const SHARD: &str = "32MiB";
 
 const MICRO: u64 = 32;
 
@@ -176,7 +179,7 @@ fn convert(arrays: &Path, kind: Kind, folder: &Path) {
     let sources: Vec<String> = of("features").chain(of("labels")).collect();
     let name = format!("{kind:?}").to_lowercase();
     let folder = folder.display().to_string();
-    let words = ["data", "convert", "--to", &name, "--out", &folder];
+    let words = ["data", "convert", "--to", &name, "--out", &folder, "--shard-bytes", SHARD];
     succeed(words.into_iter().chain(sources.iter().map(String::as_str)));
 }
 
