@@ -205,7 +205,9 @@ def section_of(train: Any, evaluation: Any, shuffle: bool | None) -> dict[str, A
             f"eval_data: relative paths start from {other['base']}, and those of train_data from "
             f"{section['base']}; give absolute paths"
         )
-    section |= {"validation": other["train"]} | {"base": base for base in bases}
+    section["validation"] = other["train"]
+    if bases:
+        section["base"] = bases.pop()
     transforms, others = section.get("transforms", {}), other.get("transforms", {})
     if transforms != others:
         columns = sorted(transforms.keys() | others.keys())

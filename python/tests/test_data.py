@@ -88,17 +88,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name, column in arrays(records, seed).items():
             np.save(folder / f"{what}-{name}.npy", column)
     np.savez(folder / "train.npz", **arrays(100, 3))
-    shards = ["--to", "parquet", "--records-per-shard", "30", "--out", folder / "parquet"]
-    convert = [EBB, "data", "convert", folder / "train.npz", *shards]
+    shards = ["--to", "parquet", "--records-per-shard", "30", "--out", str(folder / "parquet")]
+    convert = [str(EBB), "data", "convert", str(folder / "train.npz"), *shards]
     subprocess.run(convert, check=True, stdout=subprocess.PIPE)
     return folder
 
 
 def npy(folder: Path, what: str = "train", **settings: Any) -> ebbflow.data.Source:
     files = {name: folder / f"{what}-{name}.npy" for name in "xy"}
-    return ebbflow.data.source(
-        files, **{"format": "npy", "inputs": ["x"], "label": "y"} | settings
-    )
+    return ebbflow.data.source(files, **{"format": "npy", "inputs": ["x"], "label": "y"} | settings)
 
 
 def tensors(what: str) -> TensorDataset:
@@ -180,9 +178,7 @@ def test_one_process_and_two_of_a_cluster_give_the_bits_of_one_alone(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     one = shared.script(script, str(folder), "one").result()
-    two: list[Script] = [
-        shared.script(script, str(folder), "two", gate="join") for _ in range(2)
-    ]
+    two: list[Script] = [shared.script(script, str(folder), "two", gate="join") for _ in range(2)]
     for process in two:
         process.arrive()
     shared.wait_for_workers("two", 2)
@@ -260,9 +256,9 @@ def test_bad_records_are_skipped_or_end_the_job_as_in_a_job_file(tmp_path: Path)
     assert job.summary is not None and job.summary["skipped"]["train"] == 2
 
     strict = ebbflow.data.source(path, format="csv")
-    with pytest.raises(errors.SessionFailedError, match="column `a` of .* has no value"):
+    with pytest.raises(errors.SessionFailedError, match=r"column `a` of .* has no value"):
         train(strict, features=2)
-    with pytest.raises(errors.RecordError, match="column `a` of .* has no value"):
+    with pytest.raises(errors.RecordError, match=r"column `a` of .* has no value"):
         strict[7]
 
 
@@ -322,7 +318,7 @@ def test_settings_are_refused_with_the_words_of_a_job_file(tmp_path: Path) -> No
 def test_a_job_reads_what_trains_and_what_is_measured_in_one_way(folder: Path) -> None:
     with pytest.raises(TypeError, match="train_data is Source and eval_data is TensorDataset"):
         train(npy(folder), tensors("eval"))
-    with pytest.raises(TypeError, match="give both as ebbflow.data.source, or neither"):
+    with pytest.raises(TypeError, match=r"give both as ebbflow\.data\.source, or neither"):
         train(tensors("train"), npy(folder, "eval"))
     with pytest.raises(ValueError, match='eval_data: on_error = "skip", and train_data has none'):
         train(npy(folder), npy(folder, "eval", on_error="skip"))
