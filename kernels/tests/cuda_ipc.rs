@@ -1,7 +1,7 @@
 //! Memory of a device crosses between processes, and what goes wrong there is named.
 //!
 //! This program starts itself as other processes, which do what the test says. The driver is the
-//! one of `tests/cuda/driver.cpp`. With `EBB_TEST_DRIVER=real` it is the machine's own; then nothing
+//! one of `tests/cuda/driver.cpp`. With `EBB_TEST_DRIVER=real` it is the machine's own, and nothing
 //! is tried that only the driver of the tests says.
 #![expect(
     clippy::disallowed_methods,

@@ -6,9 +6,9 @@
 //!
 //! | in the script | becomes |
 //! | --- | --- |
-//! | parameter (f32) | [`TensorRole::Parameter`](proto::tensor::TensorRole::Parameter) |
-//! | f32 buffer that `forward` changes (running statistics) | [`TensorRole::State`](proto::tensor::TensorRole::State) |
-//! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`TensorRole::Counter`](proto::tensor::TensorRole::Counter) |
+//! | parameter (f32) | [`TensorRole::Parameter`] |
+//! | f32 buffer that `forward` changes (running statistics) | [`TensorRole::State`] |
+//! | i64 buffer that `forward` changes (`num_batches_tracked`) | [`TensorRole::Counter`] |
 //! | buffer that `forward` never changes, frozen parameter | a constant: exported, never sent |
 //! | anything else that `forward` changes | refused: no process would keep this state |
 //!
@@ -18,6 +18,10 @@
 //! attribute.
 //!
 //! A constant must not travel as state: the mean of M equal values need not be that value in f32.
+//!
+//! [`TensorRole::Parameter`]: proto::tensor::TensorRole::Parameter
+//! [`TensorRole::State`]: proto::tensor::TensorRole::State
+//! [`TensorRole::Counter`]: proto::tensor::TensorRole::Counter
 
 use std::path::{Path, PathBuf};
 

@@ -17,7 +17,7 @@ use crate::failure::message;
 #[pyclass(frozen, module = "ebbflow._native")]
 pub(super) struct Source {
     spec: JobSpec,
-    /// The records, once something asked for them. They stay open, so a job need not open them anew.
+    /// The records, once something asked for them. They stay open for the job.
     records: Mutex<Option<Arc<Dataset>>>,
 }
 
