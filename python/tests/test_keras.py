@@ -688,7 +688,7 @@ def test_a_model_with_several_inputs_computes_the_same_as_onnx(tmp_path: Path) -
     if BACKEND == "tensorflow":
         # The way that the refusal names.
         needs_there("torch")
-        np.savez(tmp_path / "inputs.npz", **by_name)
+        np.savez(tmp_path / "inputs.npz", one=one, other=other)
         for name, inputs, _ in cases:
             with pytest.raises(errors.ExportError, match="in a process with KERAS_BACKEND=torch"):
                 ebbflow.export.onnx(models[name], inputs, tmp_path / f"{name}.onnx")
