@@ -219,9 +219,10 @@ def effects(graph: Any, optional_tensor: Any) -> Effects:
         if always:
             found.surely |= written
         found.draws = found.draws or node.isNondeterministic()
-    if "" in found.written:
-        found.written.discard("")
-        found.writes_unknown = True
+    # The empty path is that of another object, for example of `torch.no_grad()`.
+    found.writes_unknown = found.writes_unknown or "" in found.written
+    for paths in (found.written, found.surely, found.assigned):
+        paths.discard("")
     return found
 
 

@@ -129,13 +129,13 @@ def test_what_needs_torch_says_so_where_it_is_missing(fresh: Path, tmp_path: Pat
     said = start(ebb, "run", TRAIN, "--out", tmp_path / "example", folder=tmp_path)
     assert said.returncode == 1
     assert f"worker-0 | {missing}" in said.stderr, said.stderr
-    # libtorch is missing as well.
+    # So does the engine of TorchScript modules.
     (tmp_path / "job.toml").write_text(SCRIPTED)
     (tmp_path / "model.pt").write_bytes(b"PK")
     said = start(python, "-c", RUN, "job.toml", folder=tmp_path)
     assert said.returncode == 1
-    assert "JobFailedError" in said.stderr, said.stderr
-    assert "a TorchScript model needs libtorch" in said.stderr, said.stderr
+    assert "ClusterError: a TorchScript model needs PyTorch here" in said.stderr, said.stderr
+    assert "pip install torch==2.11.0" in said.stderr, said.stderr
 
 
 def test_pip_finds_out_how_to_build_a_checkout(tmp_path: Path) -> None:
