@@ -260,7 +260,7 @@ fn train(run: &Run, data: &files::Data, fleet: Fleet, source: Option<&Proxy>, fu
         // The pause sets how often memory is looked at. It waits for no state.
         std::thread::park_timeout(LOOK);
         containers.iter_mut().for_each(Worker::look);
-        if of_index.is_none() && is_running(&out) {
+        if of_index.is_none() && is_running(&cluster.url) {
             of_index = Some(read(&containers));
         }
         if full && fleet.workers > 1 && killed == 0 && steps(&out) > data.steps() / 3 {
@@ -279,6 +279,7 @@ fn train(run: &Run, data: &files::Data, fleet: Fleet, source: Option<&Proxy>, fu
     }
     let seconds = begin.elapsed().as_secs_f64();
     ended(submission, &cluster, &containers);
+    assert!(!full || of_index.is_some(), "nobody saw the job run");
     let summary = summary(&out);
     assert_eq!(summary["samples_applied"], data.records, "{summary}");
     let all = read(&containers);
@@ -295,9 +296,12 @@ fn ended(submission: Child, cluster: &Cluster, containers: &[Worker]) {
     assert!(output.status.success(), "{}\n{}\n{}", text(&output), cluster.master.log(), logs());
 }
 
-/// Returns whether a job has counted the records of its files, and trains.
-fn is_running(out: &Path) -> bool {
-    out.join("metrics.jsonl").exists() && events(out, "state").iter().any(|event| event["state"] == "running")
+/// Returns whether the cluster's job has counted the records of its files, and trains.
+fn is_running(master: &str) -> bool {
+    let output = harness::ebb(["status", "--json", "1", "--master", master]).output().expect("ebb starts");
+    // There may be no job yet.
+    let status = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default();
+    status["status"] == "running"
 }
 
 /// Returns how many steps a job has applied.

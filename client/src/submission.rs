@@ -218,7 +218,8 @@ fn read_script(path: &Path) -> Result<Bytes> {
     Ok(content.into())
 }
 
-/// Reads the tokenizers of a job's transforms. Each transform gets the hash of its file.
+/// Reads the tokenizers of a job's transforms. Each transform gets the hash of its file, and keeps
+/// the file's name alone: processes that have the file in several folders describe one job.
 fn take_tokenizers(spec: &mut JobSpec, artifacts: &mut Vec<(String, Bytes)>) -> Result<()> {
     for transform in spec.data.every_transform() {
         let Transform::Tokenize { file, sha256, .. } = transform else { continue };
@@ -226,6 +227,9 @@ fn take_tokenizers(spec: &mut JobSpec, artifacts: &mut Vec<(String, Bytes)>) -> 
         let hash = artifact::sha256_hex(&content);
         let name = artifact::tokenizer(&hash);
         *sha256 = Some(hash);
+        if let Some(alone) = Path::new(&*file).file_name() {
+            *file = alone.to_string_lossy().into_owned();
+        }
         if artifacts.iter().all(|(other, _)| *other != name) {
             artifacts.push((name, content));
         }

@@ -481,10 +481,10 @@ mod with {
             Failure::Passing(what) => (
                 format!("the server stays away: {what}"),
                 if is_web {
-                    "check that the server is up, and that this machine reaches it, or raise data_patience of the workers"
+                    "check that the server is up, and that this machine reaches it, or give `ebb worker` more --data-patience"
                 } else {
-                    "check the credentials, the region, the endpoint and the network of this machine, or raise data_patience \
-                     of the workers"
+                    "check the credentials, the region, the endpoint and the network of this machine, or give `ebb worker` \
+                     more --data-patience"
                 },
             ),
             Failure::Other(what) if is_web => (what, "check the URL and the server"),

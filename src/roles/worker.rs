@@ -42,7 +42,12 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     });
     let (Chosen { devices, fallback }, of_scripts) = chosen.await.context("look for devices")??;
     if let Some(reason) = fallback {
-        tracing::info!(reason, "--device {asked}: computing on the CPU");
+        // A user who named devices does not expect the CPU.
+        if asked == "auto" {
+            tracing::info!(reason, "--device {asked}: computing on the CPU");
+        } else {
+            tracing::warn!(reason, "--device {asked}: computing on the CPU, except for scripts");
+        }
     }
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
     let (health, service) = tonic_health::server::health_reporter();

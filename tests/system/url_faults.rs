@@ -117,7 +117,7 @@ fn a_bucket_that_stays_busy_fails_the_job_with_the_cause_and_a_mended_one_loses_
     };
     // With its patience, the worker makes the least number of attempts.
     let cause = ["the server stays away", "503", "(attempt 4, after "];
-    let advice = ["check the credentials, the region, the endpoint", "data_patience of the workers"];
+    let advice = ["check the credentials, the region, the endpoint", "--data-patience"];
     let failed = |out: &Path, said: &str| {
         let summary = summary(out);
         assert_eq!(summary["status"], "failed", "{summary}");

@@ -67,7 +67,8 @@ impl JobSpec {
         );
         check(
             !self.is_driven() || self.purpose.trains(),
-            "purpose: without the program that drives its model, nobody can evaluate or predict records"
+            "purpose: without the program that drives its model, nobody can evaluate or predict records; measure it in \
+             the loop with job.evaluate"
                 .to_owned(),
         );
         check(

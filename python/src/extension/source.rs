@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 
 use super::error::exception;
 use super::session::Region;
+use super::wait::wait;
 use crate::failure::message;
 
 /// The section `[data]` of a job that a program drives, with training files alone.
@@ -18,7 +19,7 @@ use crate::failure::message;
 pub(super) struct Source {
     spec: JobSpec,
     /// The records, once something asked for them. They stay open for the job.
-    records: Mutex<Option<Arc<Dataset>>>,
+    records: Arc<Mutex<Option<Arc<Dataset>>>>,
 }
 
 #[pymethods]
@@ -40,7 +41,7 @@ impl Source {
         let mut spec = JobSpec::from_json(&job.to_string()).map_err(|error| wrong(&error))?;
         spec.settle_data(&std::env::current_dir()?);
         data::use_store_settings(stores);
-        Ok(Self { spec, records: Mutex::default() })
+        Ok(Self { spec, records: Arc::default() })
     }
 
     /// The section as JSON, with paths that do not depend on the working directory.
@@ -57,25 +58,34 @@ impl Source {
     /// Returns the columns of one training record, as [`Region::of_batch`] does.
     fn record(&self, py: Python<'_>, record: u64) -> PyResult<Vec<(String, &'static str, Region)>> {
         let records = self.open(py)?;
-        let read = py.detach(|| records.batch(Epoch(0), [record]));
-        let batch = read.map_err(|error| exception("RecordError", &message(&error)))?;
+        let batch = interruptible(py, move || records.batch(Epoch(0), [record]))?
+            .map_err(|error| exception("RecordError", &message(&error)))?;
         Ok(Region::of_batch(&batch.shared()))
     }
 }
 
 impl Source {
     fn open(&self, py: Python<'_>) -> PyResult<Arc<Dataset>> {
-        let opened = py.detach(|| {
-            let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
+        let (kept, mut spec) = (self.records.clone(), self.spec.clone());
+        let opened = interruptible(py, move || {
+            let mut records = kept.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(records) = &*records {
                 return Ok(records.clone());
             }
-            let mut spec = self.spec.clone();
             spec.data = data::without_patterns(&spec.data, None)?;
             let opened = Dataset::open(&spec, DataSet::Train, None)?;
             *records = Some(opened.clone());
             Ok(opened)
         });
-        opened.map_err(|error: data::Error| exception("InvalidJobError", &message(&error)))
+        opened?.map_err(|error: data::Error| exception("InvalidJobError", &message(&error)))
     }
+}
+
+/// Reads on another thread, so that Ctrl-C ends the wait.
+fn interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    read: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    let read = wait(py, || tokio::task::spawn_blocking(read))?;
+    read.map_err(|error| exception("EbbflowError", &error.to_string()))
 }

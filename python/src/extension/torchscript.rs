@@ -3,8 +3,8 @@
 //! This file checks and counts what the linked engine checks and counts, by the same code of the
 //! crate `model`. `python/ebbflow/_torchscript.py` calls PyTorch.
 //!
-//! **Always true:** a model's thread holds the GIL only while Python code runs. PyTorch gives it up
-//! in forward and backward passes, so models of several workers compute beside each other.
+//! A model's thread holds the GIL while Python code runs and while it counts metrics. PyTorch gives
+//! it up in forward and backward passes, so models of several workers compute beside each other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -203,6 +203,38 @@ impl Scripted {
         Ok(Gradients { loss: loss as f32, values })
     }
 
+    /// Runs and measures the model without training. Returns the outputs too.
+    fn measured(&self, py: Python<'_>, batch: &Batch) -> Result<(Evaluation, Returned)> {
+        let returned = self.forward(py, batch, None)?;
+        let (mean, _) = self.loss(py, &returned, batch)?;
+        let shape = &returned.0.shape;
+        let elements = shape.iter().product::<usize>();
+        let (is_second, width) = match outputs::has_positions(&self.spec, batch) {
+            false => (false, (elements / batch.samples.max(1)).max(1)),
+            true => match outputs::rows(&self.spec, &returned.0, batch)? {
+                Rows::Positions { is_second: true, .. } => (true, shape[1]),
+                _ => (false, shape[shape.len() - 1]),
+            },
+        };
+        let rows = self.rows(py, is_second)?;
+        Ok((outputs::evaluate(&self.spec, mean, &rows, width, batch)?, returned.0))
+    }
+
+    /// Returns the outputs of the last forward pass as a column.
+    fn predictions(&self, py: Python<'_>, outputs: &Returned, batch: &Batch) -> Result<Column> {
+        let shape = outputs.shape.split_first().filter(|(first, _)| **first == batch.samples);
+        let Some((&samples, shape)) = shape else {
+            return Err(Error::Engine {
+                what: "predict".to_owned(),
+                reason: format!(
+                    "outputs of shape {:?} for {} records; the first dimension must count the records",
+                    outputs.shape, batch.samples
+                ),
+            });
+        };
+        Ok(Column::floats(PREDICTION, shape, samples, &self.rows(py, false)?))
+    }
+
     fn restore(&self, py: Python<'_>) -> Result<()> {
         self.module.bind(py).call_method0("restore").map(drop).map_err(failed(py, "restore state"))
     }
@@ -265,35 +297,28 @@ impl Model for Scripted {
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
         Python::attach(|py| {
-            let returned = self.forward(py, batch, None)?;
-            let (mean, _) = self.loss(py, &returned, batch)?;
-            let shape = &returned.0.shape;
-            let elements = shape.iter().product::<usize>();
-            let (is_second, width) = match outputs::has_positions(&self.spec, batch) {
-                false => (false, (elements / batch.samples.max(1)).max(1)),
-                true => match outputs::rows(&self.spec, &returned.0, batch)? {
-                    Rows::Positions { is_second: true, .. } => (true, shape[1]),
-                    _ => (false, shape[shape.len() - 1]),
-                },
-            };
-            outputs::evaluate(&self.spec, mean, &self.rows(py, is_second)?, width, batch)
+            let measured = self.measured(py, batch).map(|(evaluation, _)| evaluation);
+            self.restore(py)?;
+            measured
         })
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
         Python::attach(|py| {
-            let (outputs, _) = self.forward(py, batch, None)?;
-            let shape = outputs.shape.split_first().filter(|(first, _)| **first == batch.samples);
-            let Some((&samples, shape)) = shape else {
-                return Err(Error::Engine {
-                    what: "predict".to_owned(),
-                    reason: format!(
-                        "outputs of shape {:?} for {} records; the first dimension must count the records",
-                        outputs.shape, batch.samples
-                    ),
-                });
-            };
-            Ok(Column::floats(PREDICTION, shape, samples, &self.rows(py, false)?))
+            let outputs = self.forward(py, batch, None);
+            let predicted = outputs.and_then(|(outputs, _)| self.predictions(py, &outputs, batch));
+            self.restore(py)?;
+            predicted
+        })
+    }
+
+    fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
+        Python::attach(|py| {
+            let both = self
+                .measured(py, batch)
+                .and_then(|(evaluation, outputs)| Ok((evaluation, self.predictions(py, &outputs, batch)?)));
+            self.restore(py)?;
+            both
         })
     }
 

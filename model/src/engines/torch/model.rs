@@ -107,6 +107,16 @@ impl<N: Network> TorchModel<N> {
         gradients
     }
 
+    /// Returns the mean loss and the outputs without training. A script may change its state here
+    /// too, which no later batch may see.
+    fn measure(&mut self, batch: &Batch) -> Result<(f64, Tensor)> {
+        settings::enter(self.threads)?;
+        let measured = tch::no_grad(|| self.forward(batch, Mode::Evaluate));
+        self.restore()?;
+        let (loss, outputs) = measured?;
+        Ok((loss.f_double_value(&[]).map_err(failed("evaluation"))?, outputs))
+    }
+
     /// Sets the network's values. With `share`, parameters use the memory of `weights` if they can,
     /// and `shared` keeps it.
     fn take_over(&mut self, weights: &[Values], share: bool) -> Result<()> {
@@ -181,23 +191,20 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
-        settings::enter(self.threads)?;
-        let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
-        let mean = loss.f_double_value(&[]).map_err(failed("evaluation"))?;
+        let (mean, outputs) = self.measure(batch)?;
         loss::evaluate(&self.spec, mean, &outputs, batch)
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
         settings::enter(self.threads)?;
         let (inputs, _) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
-        let outputs = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate))?.outputs;
-        predictions(&outputs, batch)
+        let output = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate));
+        self.restore()?;
+        predictions(&output?.outputs, batch)
     }
 
     fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
-        settings::enter(self.threads)?;
-        let (loss, outputs) = tch::no_grad(|| self.forward(batch, Mode::Evaluate))?;
-        let mean = loss.f_double_value(&[]).map_err(failed("evaluation"))?;
+        let (mean, outputs) = self.measure(batch)?;
         Ok((loss::evaluate(&self.spec, mean, &outputs, batch)?, predictions(&outputs, batch)?))
     }
 
