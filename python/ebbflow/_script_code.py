@@ -206,7 +206,9 @@ def effects(graph: Any, optional_tensor: Any) -> Effects:
         if kind in _OPAQUE:
             found.writes_unknown = found.draws = True
         elif kind == "prim::SetAttr":
-            written = {whole.path(node)}
+            # The empty path is that of another object, for example of `torch.no_grad()`. No tensor
+            # of the module changes with it.
+            written = {whole.path(node)} - {""}
             found.assigned |= written
         elif terms is not None:
             for argument, value in zip(terms[0], node.inputs(), strict=False):
@@ -219,9 +221,9 @@ def effects(graph: Any, optional_tensor: Any) -> Effects:
         if always:
             found.surely |= written
         found.draws = found.draws or node.isNondeterministic()
-    # The empty path is that of another object, for example of `torch.no_grad()`.
+    # A tensor of another object is written, which may be one of the module.
     found.writes_unknown = found.writes_unknown or "" in found.written
-    for paths in (found.written, found.surely, found.assigned):
+    for paths in (found.written, found.surely):
         paths.discard("")
     return found
 

@@ -11,6 +11,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,10 @@ def start() -> None:
 
 def _set(torch: Any) -> None:
     native = torch._C
+    # New threads take over the number that any thread set last. This thread may have an older one.
+    with ThreadPoolExecutor(1) as new:
+        threads = new.submit(torch.get_num_threads).result()
+    _undo.append(partial(torch.set_num_threads, threads))
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     strict = torch.are_deterministic_algorithms_enabled()
     _undo.append(partial(native._set_deterministic_algorithms, strict, warn_only=only_warns))

@@ -28,7 +28,7 @@ from ebbflow._reach import agent_of, full, secrets
 from ebbflow._redaction import redacted
 from ebbflow._vote import Alone, Elected
 from ebbflow.callbacks import Callback, Caller
-from ebbflow.data import Leased, Source, section_of
+from ebbflow.data import Leased, Source, refuse_inside, section_of
 from ebbflow.engine import Engine, Torch
 from ebbflow.errors import SessionError, SessionFailedError
 from ebbflow.optimizers import optimizer_settings, schedule_settings
@@ -641,7 +641,8 @@ def join(
     train, evaluation, data = _records(engine, train_data, eval_data, seed, shuffle)
     micro = micro if micro is not None else train.batch_size
     if micro is None:
-        raise ValueError("micro: missing; give the records of a batch, or a DataLoader")
+        other = "" if isinstance(train_data, Source) else ", or a DataLoader"
+        raise ValueError(f"micro: missing; give the records of a batch, as in micro=8{other}")
     per_update = max(1, math.ceil((effective or micro) / max(1, micro)))
     steps_per_epoch = 0
     if engine.counts_steps or scheduler is not None:
@@ -740,6 +741,8 @@ def _records(
     engine: Engine, train_data: Any, eval_data: Any, seed: int, shuffle: bool | None
 ) -> tuple[Any, Any, dict[str, Any]]:
     """Return the records that train and those that are measured, and the section ``[data]``."""
+    refuse_inside(train_data, "train_data")
+    refuse_inside(eval_data, "eval_data")
     if isinstance(train_data, Source) or isinstance(eval_data, Source):
         data = section_of(train_data, eval_data, shuffle)
         measures = eval_data is not None or "validation_fraction" in data

@@ -31,8 +31,15 @@ HERE = Path(__file__).parent
 def hangs():
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     script = Script(None, HERE / "script.py")
-    (HERE / "began").write_text(str(script.child.pid))
-    (HERE / "began").rename(HERE / "pid")
+    wait = script.child.communicate
+
+    def communicate():
+        # The signal comes after this file, so never before the wait.
+        (HERE / "began").write_text(str(script.child.pid))
+        (HERE / "began").rename(HERE / "pid")
+        return wait()
+
+    script.child.communicate = communicate
     return script.result()
 
 def test_with_it(hangs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,13 @@ import ebbflow  # noqa: E402
 import numpy as np  # noqa: E402
 from ebbflow import errors  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.data import TensorDataset  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    ConcatDataset,
+    DataLoader,
+    StackDataset,
+    Subset,
+    TensorDataset,
+)
 
 from .conftest import EBB, Place, Script, needs_there  # noqa: E402
 
@@ -238,6 +245,11 @@ def test_without_inputs_the_columns_are_features_and_record_by_record_there_for_
     assert len(source) == 40
     assert source[3]["features"].tolist() == pytest.approx([0.3, -3.0])
     assert float(source[-1]["labels"]) == 0.0
+    label = source[np.int64(4)]["labels"]
+    assert isinstance(label, np.ndarray) and label.shape == () and label == 1
+    for wrong, kind in [(slice(2), "slice"), ("a", "str"), (1.0, "float")]:
+        with pytest.raises(TypeError, match=f"needs the number of a record, found {kind}"):
+            source[wrong]  # type: ignore[index]
     assert [float(record["labels"]) for record in source] == [at % 3 for at in range(40)]
     with pytest.raises(IndexError, match="record 40: there are 40"):
         source[40]
@@ -297,14 +309,29 @@ def test_settings_are_refused_with_the_words_of_a_job_file(tmp_path: Path) -> No
             len(ebbflow.data.source(path, **{"format": "csv"} | settings))
         return str(found.value)
 
-    assert "did you mean `parquet`?" in refused(format="parket")
-    assert "did you mean `inputs`?" in refused(inptus=["a"])
+    def begins(key: str, said: str) -> bool:
+        return said.startswith(f"data.{key}: ") and "job specification" not in said
+
+    said = refused(format="parket")
+    assert begins("format", said) and "did you mean `parquet`?" in said
+    said = refused(inptus=["a"])
+    assert begins("inptus", said) and "did you mean `inputs`?" in said
+    assert begins("window", refused(window="8")) and begins("label", refused(label=3))
+    assert begins("transforms", refused(transforms={"a": "decode"}, shuffle="window"))
+    assert begins("shuffle", said := refused(shuffle=1)) and "1 stands where a name is" in said
+    assert begins("inputs", said := refused(inputs=["labels"])) and "rename the column" in said
+    assert refused(inputs={"labels": "a"}) == said
+    for given in (True, False):
+        assert 'expected shuffle="records", "window" or "none"' in refused(shuffle=given)
     said = 'data.inputs = "wealth": no such column; there are a, b, y'
     assert said in refused(inputs=["wealth"])
     assert "data.window: only shuffle" in refused(window=5)
     assert "data.mixup: it makes probabilities" in refused(mixup={"classes": 3})
     with pytest.raises(TypeError, match="has no counterpart in a job file"):
         ebbflow.data.source(path, format="csv", label=object())
+    for kind in (np.float32, np.dtype("float32"), torch.float32):
+        with pytest.raises(TypeError, match='name the type as a job file does, "f32"'):
+            ebbflow.data.source(path, format="csv", dtypes={"a": kind})
     with pytest.raises(TypeError, match="no validation: give join eval_data"):
         ebbflow.data.source(path, format="csv", validation={"files": ["a.csv"]})
     with pytest.raises(errors.InvalidJobError, match="no file fits this pattern"):
@@ -326,8 +353,31 @@ def test_a_job_reads_what_trains_and_what_is_measured_in_one_way(folder: Path) -
         train(npy(folder, validation_fraction=0.5), npy(folder, "eval"))
     with pytest.raises(ValueError, match="shuffle = False: the order is a setting of the data"):
         train(npy(folder), shuffle=False)
-    with pytest.raises(ValueError, match="micro: missing"):
+    with pytest.raises(ValueError, match=r"micro: missing; .* as in micro=8$"):
         train(npy(folder), micro=None)
+    with pytest.raises(ValueError, match="as in micro=8, or a DataLoader"):
+        train(tensors("train"), micro=None)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        DataLoader,
+        lambda source: Subset(source, [1]),
+        lambda source: ConcatDataset([tensors("eval"), source]),
+        lambda source: StackDataset(one=source),
+        lambda source: DataLoader(Subset(ConcatDataset([source]), [1]), batch_size=4),
+    ],
+)
+def test_a_source_inside_a_loader_or_a_data_set_is_refused(folder: Path, inside: Any) -> None:
+    data = inside(npy(folder))
+    kind = type(data).__name__
+    with pytest.raises(TypeError, match=rf"train_data: {kind} would .* itself as train_data, and"):
+        train(data)
+    with pytest.raises(TypeError, match=rf"eval_data: {kind} would .* as in micro=8"):
+        train(npy(folder), data)
+    with pytest.raises(TypeError, match=rf"eval_data: {kind} would"):
+        train(tensors("train"), data)
 
 
 def test_relative_paths_start_from_the_working_directory(
@@ -341,3 +391,20 @@ def test_relative_paths_start_from_the_working_directory(
     elsewhere = npy(Path(), "eval")
     with pytest.raises(ValueError, match="eval_data: relative paths start from"):
         train(source, elsewhere)
+
+
+def test_a_source_can_be_pickled_within_the_folder_of_its_paths(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"shuffle": "none", "dtypes": {"x": "f64"}}
+    monkeypatch.chdir(folder)
+    absolute, relative = npy(folder, **settings), npy(Path(), **settings)
+    for source in (absolute, relative):
+        again = pickle.loads(pickle.dumps(source))
+        assert again.section == source.section and len(again) == 100
+        assert np.array_equal(again[7]["x"], source[7]["x"])
+    packed = pickle.dumps(relative)
+    monkeypatch.chdir(tmp_path)
+    assert len(pickle.loads(pickle.dumps(absolute))) == 100
+    with pytest.raises(errors.InvalidJobError, match="of a pickled source start from"):
+        pickle.loads(packed)

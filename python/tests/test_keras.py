@@ -539,6 +539,14 @@ def test_fit_makes_the_variables_of_a_model_and_refuses_what_does_not_add_up() -
         x, _ = data()
         with pytest.raises(TypeError, match=expected):
             ebbflow.keras.fit(model, (x, x[:, :3] > 0), epochs=1, batch_size=8)
+    model = network()
+    model.compile(OPTIMIZERS.SGD(0.1), LOSS)
+    source = ebbflow.data.source("x.csv", format="csv")
+    with pytest.raises(TypeError, match=r"only loops of ebbflow\.keras\.join take ebbflow\.data"):
+        ebbflow.keras.fit(model, source, epochs=1, batch_size=8)
+    loader = types.SimpleNamespace(dataset=source)
+    with pytest.raises(TypeError, match=r"SimpleNamespace would read .* itself as train_data"):
+        ebbflow.keras.fit(model, loader, epochs=1, batch_size=8)
     with pytest.raises(TypeError, match="no pair of features and labels"):
         model = network()
         model.compile(OPTIMIZERS.SGD(0.1), LOSS)

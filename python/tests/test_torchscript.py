@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ def trained(**changes: Any) -> ebbflow.Result:
     return ebbflow.run(STEPS, workers=workers, changes=settings, progress=False)
 
 
+def in_new_thread(function: Callable[[], int]) -> int:
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(function).result()
+
+
 @pytest.mark.parametrize(("case", "micro"), [("one", 32), ("two", 16)])
 def test_each_step_has_the_loss_of_plain_pytorch(case: str, micro: int) -> None:
     needs("torch")
@@ -41,7 +48,15 @@ def test_each_step_has_the_loss_of_plain_pytorch(case: str, micro: int) -> None:
 def test_any_number_of_workers_trains_the_same_bits_and_torch_gets_its_settings_back() -> None:
     torch = needs("torch")
     before = (torch.are_deterministic_algorithms_enabled(), torch._C._jit_texpr_fuser_enabled())
-    one, two = trained(batch__micro=8), trained(batch__micro=8, workers=2)
+    threads = torch.get_num_threads()
+    # No job computes with so many.
+    torch.set_num_threads(threads + (os.cpu_count() or 1))
+    try:
+        own = in_new_thread(torch.get_num_threads)
+        one, two = trained(batch__micro=8), trained(batch__micro=8, workers=2)
+        assert in_new_thread(torch.get_num_threads) == own == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(threads)
     assert one.model_sha256 == two.model_sha256
     assert hashlib.sha256(two.weights()).hexdigest() == two.model_sha256
     after = (torch.are_deterministic_algorithms_enabled(), torch._C._jit_texpr_fuser_enabled())
@@ -153,6 +168,32 @@ def test_what_travels_is_what_the_linked_engine_sends() -> None:
         "fc.weight": (True, False, False),
         "fc.bias": (True, False, False),
     }
+
+
+def test_a_context_of_forward_writes_no_buffer(tmp_path: Path) -> None:
+    torch = needs("torch")
+
+    class Gated(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(64, 3)
+            self.register_buffer("scale", torch.ones(64))
+            self.register_buffer("mask", torch.arange(64) % 5 > 0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+            x = x.flatten(1)
+            with torch.no_grad():
+                scaled = x.masked_fill(~self.mask, 0.0) * self.scale
+            return self.fc(scaled)
+
+    path = tmp_path / "gated.pt"
+    torch.jit.script(Gated()).save(str(path))
+    with _torchscript.kept():
+        _torchscript.start()
+        attributes = _torchscript.Module(str(path), 1).attributes()
+    assert not any(written for *_, written in attributes)
+    job = of_fixture(str(path), tmp_path, metrics=["accuracy"])
+    assert ebbflow.run(job, progress=False).final.keys() >= {"loss", "accuracy"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from ebbflow._device import CPU, name_on_host
 from ebbflow.arrays import Arrays
-from ebbflow.data import Source
+from ebbflow.data import Source, refuse_inside
 from ebbflow.engine import Engine, OnTorch
 from ebbflow.errors import WrittenError
 from ebbflow.keras import threads
@@ -212,9 +212,9 @@ def records_of(
         return Reader(data, what)
     if isinstance(data, Source):
         raise TypeError(
-            f"{what}: ebbflow.keras.fit takes no ebbflow.data.source; write the loop with "
-            "ebbflow.keras.join"
+            f"{what}: only loops of ebbflow.keras.join take ebbflow.data.source; write such a loop"
         )
+    refuse_inside(data, what)
     kinds = {kind.__module__ for kind in type(data).__mro__}
     if any(kind.startswith("tensorflow.") for kind in kinds):
         raise TypeError(
