@@ -205,10 +205,15 @@ mod tests {
     use proto::column::{ColumnSpec, ElementType};
 
     use super::*;
-    use crate::column::Memory;
+    use crate::column::{ALIGNMENT, Memory};
     use crate::error::Error;
 
-    fn cell(bytes: usize) -> Cell {
+    /// A column takes whole lines of memory.
+    const LINE: u64 = ALIGNMENT as u64;
+
+    /// Returns a column of so many lines of memory.
+    fn cell(lines: usize) -> Cell {
+        let bytes = lines * ALIGNMENT;
         let mut column = Column::with_capacity(ColumnSpec::fixed("x", ElementType::U8, [bytes]), 1);
         column.push(&vec![1; bytes]);
         Arc::new(OnceCell::with_value(Kept::Block(Arc::new(vec![column]))))
@@ -218,8 +223,8 @@ mod tests {
         Place::Block(Key { table: u64::MAX, part: 0, block, columns: [0].into() })
     }
 
-    fn shelf_of(bytes_max: u64) -> Shelf {
-        Shelf { cells: LruCache::unbounded(), bytes: 0, bytes_max }
+    fn shelf_of(lines: u64) -> Shelf {
+        Shelf { cells: LruCache::unbounded(), bytes: 0, bytes_max: lines * LINE }
     }
 
     #[test]
@@ -230,7 +235,7 @@ mod tests {
         shelf.cells.get(&place(0));
         shelf.keep(place(3), cell(10));
         let held: Vec<bool> = (0..4).map(|block| shelf.cells.contains(&place(block))).collect();
-        assert_eq!((held, shelf.bytes), (vec![true, false, true, true], 30));
+        assert_eq!((held, shelf.bytes), (vec![true, false, true, true], 30 * LINE));
         shelf.keep(place(4), cell(31));
         assert_eq!((shelf.cells.len(), shelf.bytes), (0, 0), "larger than all room");
     }
@@ -241,10 +246,10 @@ mod tests {
         shelf.keep(place(0), cell(10));
         shelf.keep(place(0), cell(20));
         shelf.keep(place(1), cell(5));
-        assert_eq!(shelf.bytes, 25);
+        assert_eq!(shelf.bytes, 25 * LINE);
         shelf.forget(&place(1));
         shelf.forget(&place(1));
-        assert_eq!(shelf.bytes, 20);
+        assert_eq!(shelf.bytes, 20 * LINE);
         shelf.forget_all(|of| *of == place(0));
         assert_eq!((shelf.bytes, shelf.cells.len()), (0, 0));
     }

@@ -51,8 +51,16 @@ impl Aligned {
         &mut bytemuck::cast_slice_mut(&mut self.lines)[begin..end]
     }
 
+    /// Returns how many bytes of memory are taken.
+    pub(crate) fn capacity(&self) -> usize {
+        self.lines.capacity() * ALIGNMENT
+    }
+
     /// Appends bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
+        // At once: the line that the last bytes begin would double the memory.
+        let lines = (self.len + bytes.len()).div_ceil(ALIGNMENT);
+        self.lines.reserve(lines.saturating_sub(self.lines.len()));
         let mut rest = bytes;
         if self.len.is_multiple_of(ALIGNMENT) {
             let (lines, after) = bytes.as_chunks();
@@ -281,7 +289,7 @@ impl Column {
         let faults = self.faults.as_ref().map_or(0, |faults| faults.bytes());
         ends + faults
             + match &self.memory {
-                Memory::Owned(bytes) => bytes.len(),
+                Memory::Owned(bytes) => bytes.capacity(),
                 Memory::File { bytes, .. } => bytes.owned_bytes(),
             }
     }
@@ -626,6 +634,15 @@ mod tests {
             assert_eq!(column.values::<i16>().unwrap()[3 * (records - 1)], records as i16 - 1);
             assert_eq!((column.records(), column.bytes().len()), (records, 6 * records));
         }
+    }
+
+    #[test]
+    fn bytes_that_come_at_once_take_their_own_memory_alone() {
+        let bytes = vec![7; 100 * ALIGNMENT + 1];
+        let mut one = Aligned::with_capacity(0);
+        one.extend(&bytes);
+        assert_eq!(one.capacity(), 101 * ALIGNMENT);
+        assert!(*one == bytes[..]);
     }
 
     #[test]

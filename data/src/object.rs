@@ -389,13 +389,27 @@ impl Object {
         }
     }
 
+    /// Returns a part of the bytes of which the caller keeps its own form. What other machines send
+    /// is not kept beside it.
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice).
+    pub(crate) fn slice_to_keep(&self, range: Range<usize>) -> Result<Bytes> {
+        match &self.place {
+            Place::Remote(remote) if range.start <= range.end && range.end <= self.len() => {
+                remote.read_to_keep(range.start as u64..range.end as u64)
+            }
+            _ => self.slice(range),
+        }
+    }
+
     /// Returns a part of the bytes for values that stay where they are. Those that are in no memory
     /// are copied, because a column's memory is aligned.
     ///
     /// # Errors
     /// Those of [`slice`](Self::slice).
     pub(crate) fn memory(&self, range: Range<usize>) -> Result<Memory> {
-        let part = self.slice(range.clone())?;
+        let part = self.slice_to_keep(range.clone())?;
         Ok(match &self.place {
             Place::Here { bytes, .. } => Memory::File { bytes: bytes.clone(), range },
             Place::Remote(_) | Place::Packed(_) | Place::Folder(_) => {

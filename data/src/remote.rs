@@ -1,7 +1,8 @@
 //! Files on other machines: web servers and the object stores of clouds.
 //!
-//! A file is read in pieces of [`PIECE_BYTES`], which lie in the cache of the process. Every read
-//! is conditional: it fails if the file is no longer the one that was opened. Requests run on
+//! A file is read in pieces of [`PIECE_BYTES`], which lie in the cache of the process. Parts of
+//! which the reader keeps its own form, such as blocks of arrays, lie there in that form alone.
+//! Every read is conditional: it fails if the file is no longer the one that was opened. Requests run on
 //! threads of their own, and the threads that make batches wait for them.
 //!
 //! | file | what |
@@ -272,12 +273,12 @@ mod with {
             let (first, last) = (range.start / PIECE_BYTES, (range.end - 1) / PIECE_BYTES);
             if first == last {
                 let piece = cache::piece(self.id, first, || {
-                    self.fetch(first).recv().map_err(|failure| error(&self.url, failure))
+                    self.fetch_piece(first).recv().map_err(|failure| error(&self.url, failure))
                 })?;
                 let begin = (range.start - first * PIECE_BYTES) as usize;
                 return Ok(piece.slice(begin..begin + (range.end - range.start) as usize));
             }
-            let begin = |number| cache::known_piece(self.id, number).ok_or_else(|| self.fetch(number));
+            let begin = |number| cache::known_piece(self.id, number).ok_or_else(|| self.fetch_piece(number));
             let mut bytes = Vec::with_capacity(wanted as usize);
             ahead(first..=last, PIECES_AHEAD, begin, |number, piece| {
                 let piece = match piece {
@@ -291,6 +292,33 @@ mod with {
                 let begin = range.start.saturating_sub(number * PIECE_BYTES);
                 let end = (range.end - number * PIECE_BYTES).min(piece.len() as u64);
                 bytes.extend_from_slice(&piece[begin as usize..end as usize]);
+                Ok(())
+            })?;
+            Ok(bytes.into())
+        }
+
+        /// Reads a part of the file that the caller keeps. Pieces that are in memory serve it. Others
+        /// are not kept, so the part is not in memory twice. The call blocks.
+        ///
+        /// # Errors
+        /// Those of [`read`](Self::read).
+        pub(crate) fn read_to_keep(&self, range: Range<u64>) -> Result<Bytes> {
+            if range.is_empty() {
+                return Ok(Bytes::new());
+            }
+            let mut pieces = range.start / PIECE_BYTES..=(range.end - 1) / PIECE_BYTES;
+            if pieces.all(|number| cache::known_piece(self.id, number).is_some()) {
+                return self.read(range);
+            }
+            let wanted = range.end - range.start;
+            room::check_part(Path::new(&self.url), wanted)?;
+            let begin = |number| {
+                let begin = range.start + number * PIECE_BYTES;
+                self.fetch(begin..(begin + PIECE_BYTES).min(range.end))
+            };
+            let mut bytes = Vec::with_capacity(wanted as usize);
+            ahead(0..wanted.div_ceil(PIECE_BYTES), PIECES_AHEAD, begin, |_, part| {
+                bytes.extend_from_slice(&part.recv().map_err(|failure| error(&self.url, failure))?);
                 Ok(())
             })?;
             Ok(bytes.into())
@@ -326,10 +354,14 @@ mod with {
         }
 
         /// Begins to fetch a piece.
-        fn fetch(&self, number: u64) -> bridge::Waiting<Result<Bytes, Failure>> {
-            let (source, state, limits) = (self.source.clone(), self.state.clone(), self.limits);
+        fn fetch_piece(&self, number: u64) -> bridge::Waiting<Result<Bytes, Failure>> {
             let begin = number * PIECE_BYTES;
-            let range = begin..(begin + PIECE_BYTES).min(state.bytes);
+            self.fetch(begin..(begin + PIECE_BYTES).min(self.state.bytes))
+        }
+
+        /// Begins to fetch a part.
+        fn fetch(&self, range: Range<u64>) -> bridge::Waiting<Result<Bytes, Failure>> {
+            let (source, state, limits) = (self.source.clone(), self.state.clone(), self.limits);
             bridge::start(async move {
                 limits.patiently(|| limits.in_time(source.get(range.clone(), &state))).await
             })

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -191,12 +191,13 @@ class _Graph:
         return [source for argument, source in pairs if argument.aliases & views]
 
 
-def effects(graph: Any, optional_tensor: Any) -> Effects:
+def effects(graph: Any, optional_tensor: Any, modules: Collection[str]) -> Effects:
     """Return what the code of ``forward`` does, from its graph with all calls inlined.
 
     Args:
         graph: The graph.
         optional_tensor: The type ``Optional[Tensor]``.
+        modules: Full names of the classes of the module and those below it.
     """
     found, whole = Effects(), _Graph(graph)
     for node, always in whole.nodes:
@@ -206,10 +207,12 @@ def effects(graph: Any, optional_tensor: Any) -> Effects:
         if kind in _OPAQUE:
             found.writes_unknown = found.draws = True
         elif kind == "prim::SetAttr":
-            # The empty path is that of another object, for example of `torch.no_grad()`. No tensor
-            # of the module changes with it.
-            written = {whole.path(node)} - {""}
-            found.assigned |= written
+            # An object that is no module, such as that of `torch.no_grad()`, holds no tensor of the
+            # module.
+            owner = node.inputsAt(0).type()
+            if owner.kind() != "ClassType" or owner.qualified_name() in modules:
+                written = {whole.path(node)}
+                found.assigned |= written
         elif terms is not None:
             for argument, value in zip(terms[0], node.inputs(), strict=False):
                 is_tensor = value.type().isSubtypeOf(optional_tensor)
@@ -223,7 +226,7 @@ def effects(graph: Any, optional_tensor: Any) -> Effects:
         found.draws = found.draws or node.isNondeterministic()
     # A tensor of another object is written, which may be one of the module.
     found.writes_unknown = found.writes_unknown or "" in found.written
-    for paths in (found.written, found.surely):
+    for paths in (found.written, found.surely, found.assigned):
         paths.discard("")
     return found
 

@@ -172,7 +172,8 @@ class Module:
         native._set_graph_executor_optimize(True)
         try:
             graph = self._forward.inlined_graph
-            effects = _script_code.effects(graph, native.OptionalType.ofTensor())
+            classes = {module._type().qualified_name() for _, module in self._modules}
+            effects = _script_code.effects(graph, native.OptionalType.ofTensor(), classes)
         finally:
             native._set_graph_executor_optimize(optimizes)
         self._draws = effects.draws

@@ -164,7 +164,7 @@ impl Values {
         let range = place(records.start)..place(records.end);
         let memory = match is_as_in_a_column(self.stored, self.endian) {
             true => self.object.memory(range)?,
-            false => Memory::Owned(converted(self.stored, self.endian, &self.object.slice(range)?)),
+            false => Memory::Owned(converted(self.stored, self.endian, &self.object.slice_to_keep(range)?)),
         };
         Ok(Column::fixed(self.spec.clone(), records.len(), memory))
     }

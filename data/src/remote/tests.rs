@@ -225,6 +225,25 @@ fn a_part_that_does_not_fit_into_memory_is_refused_before_a_request() {
 }
 
 #[test]
+fn a_part_of_which_the_reader_keeps_its_form_is_read_alone_and_pieces_in_memory_serve_it() {
+    let file = bytes(3 * PIECE_BYTES as usize);
+    let server = Server::of(file.clone());
+    let remote = server.open(SOON).unwrap();
+    let range = 100..PIECE_BYTES as usize + 200;
+    let keep = |range: &std::ops::Range<usize>| {
+        remote.read_to_keep(range.start as u64..range.end as u64).unwrap() == file[range.clone()]
+    };
+    let before = server.requests().len();
+    // In requests of one piece at most. Nothing stays.
+    assert!(keep(&range) && keep(&range));
+    assert_eq!(server.requests().len() - before, 4);
+    assert!(remote.read(0..file.len() as u64).unwrap() == file);
+    let before = server.requests().len();
+    assert!(keep(&range));
+    assert_eq!(server.requests().len(), before);
+}
+
+#[test]
 fn few_pieces_of_a_long_part_are_under_way_at_a_time() {
     let (begun, most, mut ended) = (Cell::new(0), Cell::new(0), Vec::new());
     let begin = |number: u64| {
@@ -565,11 +584,12 @@ fn every_format_reads_from_a_server_what_it_reads_from_a_disk() {
         let source = open(&there);
         let name = format.name();
         assert_eq!(source.outline().records(), here.outline().records(), "{name}");
-        assert!(records(source.as_ref()) == records(here.as_ref()), "{name}: other records");
+        // As a job does: the whole file is read for its index, then the records.
         let content =
             |source: &dyn Source, object: &Object| source.content(object, Default::default(), &()).unwrap();
         let local = Object::open(&written(&file), Access::Anywhere, &()).unwrap();
         assert_eq!(content(source.as_ref(), &there), content(here.as_ref(), &local), "{name}");
+        assert!(records(source.as_ref()) == records(here.as_ref()), "{name}: other records");
         assert_eq!(there.version(), "\"1\"", "{name}");
         let asked: usize =
             server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum();

@@ -39,6 +39,14 @@ impl Remote {
         Err(refused(&self.url))
     }
 
+    /// Refuses to read.
+    ///
+    /// # Errors
+    /// Always.
+    pub(crate) fn read_to_keep(&self, _: Range<u64>) -> Result<Bytes> {
+        Err(refused(&self.url))
+    }
+
     /// Forgets nothing.
     pub(crate) const fn forget(&self) {}
 

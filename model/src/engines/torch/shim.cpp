@@ -196,6 +196,9 @@ Effects effects_of(const Module& module) {
     if (kind == prim::CallMethod || kind == prim::CallFunction || kind == prim::fork || kind == prim::awaitable) {
       effects.writes_unknown = effects.draws = true;
     } else if (kind == prim::SetAttr) {
+      // An object that is no module, such as that of `torch.no_grad()`, holds no tensor of the module.
+      const auto type = node->input(0)->type()->cast<c10::ClassType>();
+      if (type != nullptr && !type->is_module()) continue;
       const std::string name = path(node, self);
       effects.assigned.insert(name);
       writes({name});
