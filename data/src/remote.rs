@@ -2,8 +2,8 @@
 //!
 //! A file is read in pieces of [`PIECE_BYTES`], which lie in the cache of the process. Parts of
 //! which the reader keeps its own form, such as blocks of arrays, lie there in that form alone.
-//! Every read is conditional: it fails if the file is no longer the one that was opened. Requests run on
-//! threads of their own, and the threads that make batches wait for them.
+//! Every read is conditional: it fails if the file is no longer the one that was opened. Requests
+//! run on threads of their own, and the threads that make batches wait for them.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -297,8 +297,8 @@ mod with {
             Ok(bytes.into())
         }
 
-        /// Reads a part of the file that the caller keeps. Pieces that are in memory serve it. Others
-        /// are not kept, so the part is not in memory twice. The call blocks.
+        /// Reads a part of the file that the caller keeps. Pieces that are in memory serve it.
+        /// Others are not kept, so the part is not in memory twice. The call blocks.
         ///
         /// # Errors
         /// Those of [`read`](Self::read).

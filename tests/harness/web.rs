@@ -10,7 +10,7 @@
 //! | `/slow/NAME` | the file, a few bytes at a time |
 //! | `/held/NAME` | waits for [`Web::go_on`] |
 //! | `/changing/NAME` | another ETag from the fourth request on |
-//! | `/stalls/NAME` | waits for [`Web::go_on`] when a part from [`STALLS_FROM`] on comes again |
+//! | `/stalls/NAME` | waits for [`Web::go_on`] when a part behind [`STALLS_FROM`] comes again |
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -40,7 +40,7 @@ pub struct Web {
 struct Gate {
     open: Mutex<bool>,
     opened: Condvar,
-    /// Parts that were asked for, by their first bytes.
+    /// Parts that were asked for, by the number of [`STALLS_FROM`] before them.
     asked: Mutex<BTreeSet<usize>>,
     /// Number of clients that have waited.
     stalled: AtomicUsize,
@@ -118,7 +118,7 @@ fn serve(
     if how == "stalls"
         && let Some((first, _)) = range
         && first >= STALLS_FROM
-        && !gate.asked.lock().expect("no panic").insert(first)
+        && !gate.asked.lock().expect("no panic").insert(first / STALLS_FROM)
     {
         gate.stalled.fetch_add(1, Ordering::SeqCst);
         let closed = gate.open.lock().expect("no panic");

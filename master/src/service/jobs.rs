@@ -87,7 +87,7 @@ impl Jobs for JobsService {
             None => Owner::of(&caller),
         };
         caller.may_take_part(spec.is_driven())?;
-        // Else the worker of another user's loop could be told to read files with that user's rights.
+        // Else another user's loop could be told to read files with that user's rights.
         if spec.is_driven() && !join {
             return Err(malformed(
                 "the job is driven by a loop of its own: start that program, whose `ebbflow.join` submits the job, \
