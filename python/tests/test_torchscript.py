@@ -196,6 +196,31 @@ def test_a_context_of_forward_writes_no_buffer(tmp_path: Path) -> None:
     assert ebbflow.run(job, progress=False).final.keys() >= {"loss", "accuracy"}
 
 
+def test_no_batch_sees_what_forward_changed_while_another_was_measured(tmp_path: Path) -> None:
+    torch = needs("torch")
+
+    class Counts(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = torch.nn.Linear(64, 3)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+            self.calls.add_(1.0)
+            return self.fc(x.flatten(1)) * self.calls
+
+    torch.jit.script(Counts()).save(str(tmp_path / "counts.pt"))
+    job = of_fixture(str(tmp_path / "counts.pt"), tmp_path)
+    # Four batches are measured, or one. No step changes the weights, and each adds 1 to `calls`.
+    job["data"]["validation_fraction"] = 0.5
+    job["optimizer"]["learning_rate"] = 1e-30
+    losses = []
+    for micro in (3, 12):
+        job["batch"] = {"micro": micro, "effective": 12}
+        losses.append(ebbflow.run(job, progress=False).final["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
