@@ -90,6 +90,9 @@ class Source:
                 'in inputs={"other": "labels"}'
             )
 
+    def __repr__(self) -> str:
+        return f"ebbflow.data.source({self.section['train']}, format={self.section['format']!r})"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.section,)
 
@@ -142,8 +145,8 @@ def source(
     Args:
         files: Path, URL or pattern, or a list of them: ``"s3://bucket/train-*.parquet"``. For a
             format whose files have one array each, a dictionary from the column name to its files:
-            ``{"features": "x.npy", "labels": "y.npy"}``. ``{"files": .., "records": [0, 900]}``
-            uses some records alone.
+            ``{"features": "x.npy", "labels": "y.npy"}``. The key ``records`` beside them, or beside
+            ``files``, uses some records alone: ``{"files": "x.parquet", "records": [0, 900]}``.
         format: Format of the files, such as ``"parquet"``, ``"npy"``, ``"csv"`` or ``"images"``.
         settings: Other keys of the section.
 
@@ -168,6 +171,12 @@ def source(
             f'data.shuffle = {given["shuffle"]}: expected shuffle="records", "window" or "none"'
         )
     lists = files if isinstance(files, Mapping) else {"files": files}
+    for name, names in lists.items():
+        if isinstance(names, Mapping):
+            raise InvalidJobError(
+                f"data.train.{name}: a dictionary; give a file or a list of files, and `records` "
+                'beside the columns, as in {"x": "x.npy", "y": "y.npy", "records": [0, 900]}'
+            )
     train = {key: _list(names) if key != "records" else names for key, names in lists.items()}
     return Source({"format": format, "train": train, **given})
 

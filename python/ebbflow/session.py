@@ -239,8 +239,9 @@ class Session:
                 if self._epoch == message.epoch:
                     message.fail("the loop did not call job.evaluate")
                     raise SessionError(
-                        f"join got eval_data, and the loop did not call job.evaluate after epoch "
-                        f"{message.epoch}; call it at the end of each epoch, or leave out eval_data"
+                        "join got eval_data, or a source with validation_fraction, and the loop "
+                        f"did not call job.evaluate after epoch {message.epoch}; call it at the "
+                        "end of each epoch, or leave them out"
                     )
                 self._pending = message
                 self._epoch = message.epoch

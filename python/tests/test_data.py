@@ -327,6 +327,8 @@ def test_settings_are_refused_with_the_words_of_a_job_file(tmp_path: Path) -> No
     assert said in refused(inputs=["wealth"])
     assert "data.window: only shuffle" in refused(window=5)
     assert "data.mixup: it makes probabilities" in refused(mixup={"classes": 3})
+    with pytest.raises(errors.InvalidJobError, match="`records` beside the columns"):
+        ebbflow.data.source({"x": {"files": "x.npy", "records": [0, 9]}}, format="npy")
     with pytest.raises(TypeError, match="has no counterpart in a job file"):
         ebbflow.data.source(path, format="csv", label=object())
     for kind in (np.float32, np.dtype("float32"), torch.float32):
