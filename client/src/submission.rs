@@ -305,7 +305,9 @@ mod tests {
         assert_eq!(submission.artifacts, [(artifact::tokenizer(&hash), Bytes::from_static(content))]);
         assert!(submission.spec.data.tokenizers().iter().eq([&hash]));
         assert!(artifact::is_tokenizer(&submission.artifacts[0].0) && !artifact::is_tokenizer(SCRIPT));
-        let of_program = Submission::new(&submission.spec).unwrap();
+        let mut own = submission.spec.clone();
+        own.settle_data(dir.path());
+        let of_program = Submission::new(&own).unwrap();
         assert_eq!((of_program.spec, of_program.artifacts), (submission.spec, submission.artifacts));
     }
 

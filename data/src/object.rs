@@ -619,7 +619,7 @@ impl<'a> Scan<'a> {
     /// # Errors
     /// Those of [`Object::slice`].
     pub(crate) fn over(object: &'a Object, range: Range<usize>) -> Result<Self> {
-        Ok(Self { object, begin: range.start, window: object.slice(range)? })
+        Ok(Self { object, begin: range.start, window: object.slice_to_keep(range)? })
     }
 
     /// Begins a scan of the whole file.

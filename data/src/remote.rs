@@ -306,19 +306,24 @@ mod with {
             if range.is_empty() {
                 return Ok(Bytes::new());
             }
-            let mut pieces = range.start / PIECE_BYTES..=(range.end - 1) / PIECE_BYTES;
-            if pieces.all(|number| cache::known_piece(self.id, number).is_some()) {
-                return self.read(range);
-            }
             let wanted = range.end - range.start;
             room::check_part(Path::new(&self.url), wanted)?;
             let begin = |number| {
-                let begin = range.start + number * PIECE_BYTES;
-                self.fetch(begin..(begin + PIECE_BYTES).min(range.end))
+                let first = number * PIECE_BYTES;
+                let part = range.start.max(first)..range.end.min(first + PIECE_BYTES);
+                let known = cache::known_piece(self.id, number);
+                known
+                    .map(|piece| piece.slice((part.start - first) as usize..(part.end - first) as usize))
+                    .ok_or_else(|| self.fetch(part))
             };
             let mut bytes = Vec::with_capacity(wanted as usize);
-            ahead(0..wanted.div_ceil(PIECE_BYTES), PIECES_AHEAD, begin, |_, part| {
-                bytes.extend_from_slice(&part.recv().map_err(|failure| error(&self.url, failure))?);
+            let pieces = range.start / PIECE_BYTES..=(range.end - 1) / PIECE_BYTES;
+            ahead(pieces, PIECES_AHEAD, begin, |_, part| {
+                let part = match part {
+                    Ok(known) => known,
+                    Err(fetching) => fetching.recv().map_err(|failure| error(&self.url, failure))?,
+                };
+                bytes.extend_from_slice(&part);
                 Ok(())
             })?;
             Ok(bytes.into())

@@ -189,7 +189,7 @@ impl Source for Csv {
             return Ok(out);
         }
         let range = self.cuts.range(block, self.object.len());
-        let text = self.object.slice(range.clone())?;
+        let text = self.object.slice_to_keep(range.clone())?;
         let number = |position: Option<&csv::Position>| self.lines[block] + lines_before(&text, position);
         let broken = |error: csv::Error| broken(self.object.path(), number(error.position()), &error);
         // The first line of a block is a record.

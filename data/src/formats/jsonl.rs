@@ -180,7 +180,7 @@ impl Source for Jsonl {
     /// The file cannot be read, or its lines are others than when it was opened.
     fn read(&self, block: usize, columns: &[usize]) -> Result<Vec<Column>> {
         let range = self.cuts.range(block, self.object.len());
-        let text = self.object.slice(range.clone())?;
+        let text = self.object.slice_to_keep(range.clone())?;
         let records = self.outline.blocks[block] as usize;
         let column = |&at: &usize| Column::with_capacity(self.outline.columns[at].clone(), records);
         let mut decoder = Decoder::new(columns.iter().map(column).collect());

@@ -251,7 +251,8 @@ impl Chunks {
     fn hold(&mut self, column: &ColumnChunkMetaData) -> Result<(), ParquetError> {
         let (begin, bytes) = column.byte_range();
         let begin = begin as usize;
-        let pages = self.part(begin, begin.saturating_add(bytes as usize))?;
+        let pages = self.object.slice_to_keep(begin..begin.saturating_add(bytes as usize));
+        let pages = pages.map_err(|error| ParquetError::from(self.failure.keep(error)))?;
         pages::check(&pages, room::bytes_max()).map_err(|reason| {
             let reason = format!("column `{}`: {reason}", column.column_path().string());
             ParquetError::from(self.failure.keep(malformed(self.object.path(), reason)))
