@@ -82,8 +82,8 @@ def _term(text: str) -> Term:
     return Term(name, {alias for alias, _ in found}, any(written for _, written in found))
 
 
-def _closing(text: str, begin: int) -> int:
-    """Return where the bracket at ``begin`` ends; -1: nowhere."""
+def _letters(text: str, begin: int = 0) -> Iterator[tuple[int, str, int]]:
+    """Yield place and letter of what is outside quotes, and the brackets open behind it."""
     depth, quote = 0, ""
     for at in range(begin, len(text)):
         letter = text[at]
@@ -91,28 +91,22 @@ def _closing(text: str, begin: int) -> int:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-            if depth == 0:
-                return at
-    return -1
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+            yield at, letter, depth
+
+
+def _closing(text: str, begin: int) -> int:
+    """Return where the bracket at ``begin`` ends; -1: nowhere."""
+    ends = (at for at, letter, depth in _letters(text, begin) if letter in ")]}" and depth == 0)
+    return next(ends, -1)
 
 
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets and quotes."""
-    parts, depth, quote, begin = [], 0, "", 0
-    for at, letter in enumerate(text):
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-        elif letter == "," and depth == 0:
+    parts, begin = [], 0
+    for at, letter, depth in _letters(text):
+        if letter == "," and depth == 0:
             parts.append(text[begin:at].strip())
             begin = at + 1
     parts.append(text[begin:].strip())

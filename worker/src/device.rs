@@ -65,7 +65,7 @@ pub fn for_scripts(choice: &Choice) -> Result<Vec<Device>> {
 /// then computes on the CPU.
 ///
 /// # Errors
-/// That of `chosen`, for a worker without devices of scripts.
+/// A CUDA device is asked for and not there, and no process of a script has one.
 pub fn beside(chosen: Result<Chosen>, of_scripts: &[Device]) -> Result<Chosen> {
     match chosen {
         Err(error) if !of_scripts.is_empty() => {
