@@ -25,6 +25,10 @@ const SHARD: &str = "32MiB";
 
 const MICRO: u64 = 32;
 
+/// Records of a window, and most bytes of a block.
+const WINDOW: u64 = 128;
+const BLOCK: u64 = 4 << 20;
+
 const EFFECTIVE: u64 = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,11 @@ pub(crate) struct Data {
 impl Data {
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Returns the bytes of one window and one block, which a lane costs that changes its worker.
+    pub(crate) fn lane(&self) -> u64 {
+        WINDOW * self.bytes / self.records + BLOCK
     }
 
     /// Returns the steps of an epoch.
@@ -210,7 +219,10 @@ pub(crate) fn job(data: &Data, order: &str, on_s3: bool) -> String {
     };
     let label = if data.kind == Kind::Tar { "label = \"labels.cls\"\n" } else { "" };
     let normalize = if data.kind == Kind::Images { "" } else { "normalize = { scale = 255 }\n" };
-    let window = if order == "window" { "window = 128\ninterleave = 8\n" } else { "" };
+    let window = match order {
+        "window" => format!("window = {WINDOW}\ninterleave = 8\n"),
+        _ => String::new(),
+    };
     let section = section.replacen(
         "[data]\n",
         &format!("[data]\nshuffle = \"{order}\"\n{window}{normalize}{label}"),

@@ -610,6 +610,7 @@ impl Books {
             let Some(job) = jobs.get_mut(job) else { continue };
             if let Ok(lease) = job.lease(now, ids, *asker) {
                 self.metrics.leases_granted += 1;
+                self.metrics.lanes_moved += job.take_moved_lanes();
                 return Ok(Answer::Lease(Box::new(lease)));
             }
         }
@@ -620,6 +621,7 @@ impl Books {
                 Ok(lease) => {
                     self.metrics.leases_granted += 1;
                     self.metrics.leases_copied += 1;
+                    self.metrics.lanes_moved += job.take_moved_lanes();
                     return Ok(Answer::Lease(Box::new(lease)));
                 }
                 Err(from) => again = again.into_iter().chain(from).min(),

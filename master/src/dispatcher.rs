@@ -241,32 +241,50 @@ impl Dispatcher {
         if share == 0 {
             return Err(Why::TooSlow { step, slow: self.speeds.slow(worker) });
         }
-        let candidate = self.of_own_lanes(worker, crew, candidate, share);
+        let share = match self.lanes.exist() && crew.len() > 1 {
+            true => share.min(self.lanes.fair(crew.len())),
+            false => share,
+        };
+        let Some(candidate) = self.of_own_lanes(now, worker, crew, candidate, share) else {
+            return Err(Why::TooSlow { step, slow: None });
+        };
         Ok(candidate.start..candidate.start + self.cut(worker, &candidate, share))
     }
 
     /// Returns the part of the candidate's step from which a worker is given `share`: one that
-    /// begins with a lane that it had, if there is one.
+    /// begins with a lane that it had, if there is one. `None`: others keep the lanes of what is
+    /// left.
     fn of_own_lanes(
         &self,
+        now: Duration,
         worker: IncarnationId,
         crew: &[IncarnationId],
         candidate: Range<u64>,
         share: u64,
-    ) -> Range<u64> {
+    ) -> Option<Range<u64>> {
         let first = self.plan.microbatch(MicrobatchId(candidate.start));
         let end = candidate.start - u64::from(first.index) + u64::from(first.of);
-        let has_no_choice = candidate.start + share >= end || crew.len() < 2;
         // Whoever waits for room is given what comes first, for that is what a ps has room for.
-        if !self.lanes.exist() || has_no_choice || self.waits_for_room(worker).is_some() {
-            return candidate;
+        if !self.lanes.exist() || crew.len() < 2 || self.waits_for_room(worker).is_some() {
+            return Some(candidate);
         }
         let returned = self.returned.range(..end).map(|(&first, returned)| first..returned.end.min(end));
         let frontier = self.next..end.min(self.end).min(self.held_back);
         let free: Vec<_> = returned.chain([frontier]).filter(|range| !range.is_empty()).collect();
-        let start = self.lanes.choose(&self.plan, &free, share, worker, crew);
+        let keeps = |holder, left| self.keeps(now, holder, candidate.start, left);
+        let start = self.lanes.choose(&self.plan, &free, share, worker, crew, keeps)?;
         let within = free.into_iter().find(|range| range.contains(&start));
-        within.map_or(candidate, |range| start..range.end)
+        Some(within.map_or(candidate, |range| start..range.end))
+    }
+
+    /// Returns whether the step's end comes no later if `holder` alone computes the `left`
+    /// microbatches of its lanes in the step of `first`. Whoever cannot ask for them soon keeps
+    /// none: it waits for room on a ps, or holds later steps.
+    fn keeps(&self, now: Duration, holder: IncarnationId, first: u64, left: u64) -> bool {
+        let step = self.step_at(first);
+        self.held_by(holder).last().is_none_or(|&last| self.step_at(last) <= step)
+            && self.waits_for_room(holder).is_none()
+            && self.keeps_up(now, holder, step, left)
     }
 
     /// Moves a run from the returned ones or the frontier to those that are held.
@@ -329,7 +347,11 @@ impl Dispatcher {
         // Room comes with the first of them.
         let rests = |rest| before.map_or(rest, |_| Duration::ZERO);
         match paying.max_by_key(|((_, rest), first)| (rests(*rest), Reverse(*first))) {
-            Some(&(_, first)) => Ok(self.grant(now, ids, worker, first)),
+            Some(&(_, first)) => {
+                let run = first..self.runs[&first].end;
+                self.lanes.copied(&self.plan, worker, &run);
+                Ok(self.grant(now, ids, worker, first))
+            }
             None => {
                 let until = copies.into_iter().map(|((from, _), _)| from).min();
                 let speeds = self.speeds.changes();
@@ -337,6 +359,11 @@ impl Dispatcher {
                 Err(until)
             }
         }
+    }
+
+    /// Returns how often a worker was given a lane that another one had last, since the last call.
+    pub(crate) fn take_moved_lanes(&mut self) -> u64 {
+        self.lanes.take_moved()
     }
 
     /// Records that the holder of a lease lives; false when the lease has ended.

@@ -25,6 +25,8 @@ pub struct Metrics {
     pub leases_granted: u64,
     /// Leases granted as a copy of a straggler's.
     pub leases_copied: u64,
+    /// Lanes of the order `window` given to another worker than the last one.
+    pub lanes_moved: u64,
     /// Leases whose task was done.
     pub leases_completed: u64,
     /// Leases whose holder reported a failure.
@@ -68,6 +70,11 @@ impl Metrics {
                 "ebb_master_leases_copied_total",
                 "Leases granted as copies of stragglers'.",
                 self.leases_copied,
+            ),
+            counter(
+                "ebb_master_lanes_moved_total",
+                "Lanes of the order window given to another worker than the last one, copies included.",
+                self.lanes_moved,
             ),
             counter(
                 "ebb_master_leases_completed_total",

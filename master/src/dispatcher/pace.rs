@@ -37,26 +37,51 @@ impl Dispatcher {
     /// A part is at least k exactly when all together cannot do what is left before this worker has
     /// done k. So the level need not be found, and mostly one look at k = `most` is enough.
     pub(super) fn part(&self, now: Duration, worker: IncarnationId, step: Step, most: u64) -> u64 {
+        let window = self.window(step);
+        self.part_of(now, worker, &window, self.left_before(window.end), most)
+    }
+
+    /// Returns whether a worker brings `claims` of what is left until the end of `step` to its end
+    /// no later than the others would.
+    pub(super) fn keeps_up(&self, now: Duration, worker: IncarnationId, step: Step, claims: u64) -> bool {
+        let window = self.window(step);
+        let end = self.plan.first_of(step).get() + u64::from(self.plan.of(step));
+        self.part_of(now, worker, &window, self.left_before(end), claims) >= claims
+    }
+
+    /// Returns how many microbatches before `end` are to be handed out.
+    fn left_before(&self, end: u64) -> u64 {
+        let returned = self.returned.range(..end);
+        returned.map(|(&first, returned)| returned.end.min(end) - first).sum::<u64>()
+            + end.saturating_sub(self.next)
+    }
+
+    /// Returns how many of `left` microbatches fall to `worker`, at most `most`. `window`: the
+    /// microbatches that keep workers busy before these.
+    fn part_of(
+        &self,
+        now: Duration,
+        worker: IncarnationId,
+        window: &Range<u64>,
+        left: u64,
+        most: u64,
+    ) -> u64 {
         if !self.speeds.takes_part(worker) {
             return 0;
         }
-        let window = self.window(step);
-        let returned = self.returned.range(..window.end);
-        let left = returned.map(|(&first, returned)| returned.end.min(window.end) - first).sum::<u64>()
-            + window.end.saturating_sub(self.next);
         let usual = self.speeds.usual().unwrap_or(UNKNOWN);
         let mut own = self.speeds.of(worker, usual);
         let tried = self.speeds.is_on_trial(worker);
         if tried {
             own.expected = usual;
         }
-        let (begin, time) = (nanos(self.free(now, &own, &window)), nanos(own.expected));
+        let (begin, time) = (nanos(self.free(now, &own, window)), nanos(own.expected));
         // A small one shows how fast it is.
         let small = tried || self.speeds.is_newcomer(worker);
         let most = if small { most.min(1) } else { most }.min(left);
         let reaches = |part: u64| {
             let end = begin.saturating_add(time.saturating_mul(part)) - 1;
-            part == 0 || !self.is_done_by(now, end, left, &window, usual)
+            part == 0 || !self.is_done_by(now, end, left, window, usual)
         };
         if reaches(most) {
             return most;

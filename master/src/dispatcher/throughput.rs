@@ -70,6 +70,10 @@ impl Fleet {
         fleet
     }
 
+    fn with_lanes(self, lanes: usize) -> Self {
+        Self { books: self.books.with_lanes(lanes), ..self }
+    }
+
     fn join(&mut self, slower: u32, loads: Duration) {
         let id = IncarnationId(self.workers.last().map_or(1, |worker| worker.id.get() + 1));
         self.workers.push(Worker {
@@ -196,13 +200,15 @@ impl Fleet {
 fn a_worker_that_is_ten_times_slower_does_not_slow_the_other_three() {
     for delay in [Some(0), Some(1), Some(3), None] {
         for (m, noise) in [4, 8, 16, 32].into_iter().flat_map(|m| [(m, 0), (m, 30)]) {
-            let throughput = |slower: &[u32]| {
-                let mut fleet = Fleet::new(m, 150, delay, slower);
+            let throughput = |slower: &[u32], lanes| {
+                let mut fleet = Fleet::new(m, 150, delay, slower).with_lanes(lanes);
                 fleet.noise = noise;
                 fleet.throughput()
             };
-            let (without, with) = (throughput(&[1, 1, 1]), throughput(&[1, 1, 10, 1]));
+            let (without, with) = (throughput(&[1, 1, 1], 0), throughput(&[1, 1, 10, 1], 0));
             let ratio = with / without;
+            let lanes = throughput(&[1, 1, 10, 1], 16) / without;
+            assert!(lanes >= 0.88, "M {m}, delay {delay:?}, noise {noise} %, lanes: {lanes}");
             println!(
                 "M {m}, delay {delay:?}, noise {noise} %: {with:.0} of {without:.0} microbatches/s, {ratio:.3}"
             );
@@ -220,6 +226,31 @@ fn equal_workers_get_equal_shares_and_no_copies_whatever_the_noise() {
         let throughput = fleet.books.done() as f64 / fleet.now.as_secs_f64();
         assert!(throughput >= least, "M {m}, noise {noise} %: {throughput} of 400 microbatches/s");
         assert!(fleet.copies <= 2, "M {m}, noise {noise} %: {} copies", fleet.copies);
+    }
+}
+
+#[test]
+fn lanes_stay_with_their_workers_and_that_costs_no_throughput() {
+    // Five workers share eight lanes: three have two of them, two have one, and all are as fast.
+    let cases = [(8, 8, 5, 0.2), (8, 16, 5, 0.02), (8, 8, 3, 0.08), (64, 16, 4, 0.05), (16, 16, 8, 0.0)];
+    for (m, lanes, workers, most) in cases {
+        for noise in [0, 30] {
+            let run = |lanes| {
+                let mut fleet = Fleet::new(m, 200, Some(0), &vec![1; workers]).with_lanes(lanes);
+                fleet.noise = noise;
+                fleet.run(Duration::from_secs(3600));
+                assert!(fleet.books.is_done());
+                let moved = fleet.books.take_moved_lanes() as f64 / fleet.books.done() as f64;
+                (moved, fleet.books.done() as f64 / fleet.now.as_secs_f64())
+            };
+            let ((moved, with), (_, without)) = (run(lanes), run(0));
+            println!(
+                "M {m}, {lanes} lanes, {workers} workers, noise {noise} %: {moved:.3}, {with:.0} of {without:.0}/s"
+            );
+            let most = if noise == 0 { 0.01 } else { most };
+            assert!(moved <= most, "M {m}, {lanes} lanes, {workers} workers, noise {noise} %: {moved}");
+            assert!(with >= 0.97 * without, "M {m}, {lanes} lanes: {with} of {without} microbatches/s");
+        }
     }
 }
 
@@ -247,8 +278,8 @@ fn a_look_at_a_part_of_a_large_fleet_is_enough() {
 
 #[test]
 fn a_worker_that_dies_and_one_that_joins_hold_up_nobody() {
-    for m in [4, 8, 16, 32] {
-        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]);
+    for (m, lanes) in [4, 8, 16, 32].into_iter().flat_map(|m| [(m, 0), (m, 8)]) {
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]).with_lanes(lanes);
         fleet.run(Duration::from_millis(2003));
         let calm = fleet.pause_since(10);
         let step = fleet.steps.len();
@@ -268,8 +299,8 @@ fn a_worker_that_dies_and_one_that_joins_hold_up_nobody() {
 
 #[test]
 fn a_fleet_that_loses_and_gains_a_worker_every_five_seconds_works_on() {
-    for m in [4, 8, 16, 32] {
-        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]);
+    for (m, lanes) in [4, 8, 16, 32].into_iter().flat_map(|m| [(m, 0), (m, 8)]) {
+        let mut fleet = Fleet::new(m, 10_000, Some(0), &[1, 1, 1, 1]).with_lanes(lanes);
         for _ in 0..6 {
             fleet.run(fleet.now + Duration::from_secs(5));
             fleet.kill();

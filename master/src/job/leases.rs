@@ -378,6 +378,11 @@ impl Job {
         self.phase.trains_mut().map(|training| &mut training.books)
     }
 
+    /// Returns how many lanes changed their worker since the last call.
+    pub(crate) fn take_moved_lanes(&mut self) -> u64 {
+        self.dispatcher().map_or(0, Dispatcher::take_moved_lanes)
+    }
+
     // Grants as they travel.
 
     fn task_lease(&self, now: Now, grant: &TaskGrant<Work>) -> pb::Lease {
