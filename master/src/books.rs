@@ -606,15 +606,18 @@ impl Books {
         let held = self.live_jobs().map(|job| (job.id, job.train_leases(incarnation)));
         let turns = scheduler::turns(incarnation, held);
         let (ids, jobs) = (&mut self.ids, &mut self.jobs);
+        let mut again: Option<Duration> = None;
         for (job, asker) in &turns {
             let Some(job) = jobs.get_mut(job) else { continue };
-            if let Ok(lease) = job.lease(now, ids, *asker) {
-                self.metrics.leases_granted += 1;
-                self.metrics.lanes_moved += job.take_moved_lanes();
-                return Ok(Answer::Lease(Box::new(lease)));
+            match job.lease(now, ids, *asker) {
+                Ok(lease) => {
+                    self.metrics.leases_granted += 1;
+                    self.metrics.lanes_moved += job.take_moved_lanes();
+                    return Ok(Answer::Lease(Box::new(lease)));
+                }
+                Err(why) => again = again.into_iter().chain(why.again()).min(),
             }
         }
-        let mut again: Option<Duration> = None;
         for (job, asker) in &turns {
             let Some(job) = jobs.get_mut(job) else { continue };
             match job.copy(now, ids, *asker) {

@@ -54,6 +54,9 @@ const LEASE_MAX: u64 = 1024;
 /// Steps that may be handed out ahead of the first incomplete one when nothing else bounds them.
 const LOOK_AHEAD: u64 = 64;
 
+/// Least time between two looks at lanes that others keep.
+const KEPT_MIN: Duration = Duration::from_millis(10);
+
 /// The books of one job's training.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
@@ -246,7 +249,9 @@ impl Dispatcher {
             false => share,
         };
         let Some(candidate) = self.of_own_lanes(now, worker, crew, candidate, share) else {
-            return Err(Why::TooSlow { step, slow: None });
+            // A holder that asks for nothing keeps its lanes for about as long as this takes.
+            let again = now + self.speeds.of(worker, self.speeds.usual().unwrap_or(KEPT_MIN)).expected;
+            return Err(Why::LanesKept { step, again: again.max(now + KEPT_MIN) });
         };
         Ok(candidate.start..candidate.start + self.cut(worker, &candidate, share))
     }

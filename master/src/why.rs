@@ -6,7 +6,7 @@
 //!   scheduler              StandsBy, OtherClass, OtherProgram, OtherDevice, NoClass
 //!   phase of the job       Paused, JobWaits, Indexing, Initializing, Surveying, Ending
 //!   dispatcher             NothingLeft, AllHandedOut, Closing, Measuring, HoldsEnough,
-//!                          TooFarAhead, TooSlow
+//!                          TooFarAhead, TooSlow, LanesKept
 //! ```
 
 use std::sync::Arc;
@@ -68,9 +68,20 @@ pub(crate) enum Why {
     TooFarAhead { step: Step, undone: Step },
     /// The other workers bring the rest of this step to its end sooner without this worker.
     TooSlow { step: Step, slow: Option<Slow> },
+    /// Other workers go on with the lanes of what is left of this step, as far as is known before
+    /// `again`.
+    LanesKept { step: Step, again: Duration },
 }
 
 impl Why {
+    /// Returns when there may be a lease, although nothing else happened.
+    pub(crate) const fn again(&self) -> Option<Duration> {
+        match self {
+            Self::LanesKept { again, .. } => Some(*again),
+            _ => None,
+        }
+    }
+
     /// Returns the reason in one word, as it travels.
     pub(crate) const fn word(&self) -> pb::Why {
         match self {
@@ -95,7 +106,7 @@ impl Why {
             Self::Measuring => pb::Why::Measuring,
             Self::HoldsEnough => pb::Why::HoldsEnough,
             Self::TooFarAhead { .. } => pb::Why::TooFarAhead,
-            Self::TooSlow { .. } => pb::Why::TooSlow,
+            Self::TooSlow { .. } | Self::LanesKept { .. } => pb::Why::TooSlow,
         }
     }
 
@@ -132,6 +143,7 @@ impl Why {
             Self::TooSlow { step, slow: None } => {
                 format!("the other workers finish step {step} sooner without it")
             }
+            Self::LanesKept { step, .. } => format!("other workers go on with their lanes of step {step}"),
             Self::TooSlow { slow: Some(Slow { time, usual, again }), .. } => {
                 let millis = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
                 let again = match again.saturating_sub(now) {
@@ -193,6 +205,10 @@ mod tests {
             ),
             (too_slow(9_000), "takes 512.3 ms for a microbatch, others 140.0 ms; it is tried again now"),
             (Why::TooSlow { step: Step(7), slow: None }, "the other workers finish step 7 sooner without it"),
+            (
+                Why::LanesKept { step: Step(7), again: Duration::ZERO },
+                "other workers go on with their lanes of step 7",
+            ),
             (Why::StandsBy { max: 1 }, "standing by, the job takes 1 worker"),
             (
                 Why::OtherDevice {

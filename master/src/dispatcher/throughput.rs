@@ -18,6 +18,8 @@ struct Worker {
     /// memory that it never touched.
     prepares: VecDeque<Duration>,
     loading: bool,
+    /// It works for another job and asks for nothing.
+    elsewhere: bool,
     /// Lease, next microbatch and end, by the first one.
     held: BTreeMap<u64, (LeaseId, u64, u64)>,
     /// What it computes, and until when.
@@ -81,6 +83,7 @@ impl Fleet {
             slower,
             prepares: [loads].into(),
             loading: !loads.is_zero(),
+            elsewhere: false,
             held: BTreeMap::new(),
             busy: None,
             since: Duration::ZERO,
@@ -100,13 +103,15 @@ impl Fleet {
         let mut again = None;
         for worker in &mut self.workers {
             // A worker that opens a job asks for nothing meanwhile.
-            while !worker.loading || (worker.held.is_empty() && worker.busy.is_none()) {
+            let opens = worker.loading && !(worker.held.is_empty() && worker.busy.is_none());
+            while !opens && !worker.elsewhere {
                 let asker = Asker::new(worker.id, 0);
                 let grant = self.books.lease(self.now, &mut self.ids, asker, &crew).or_else(|why| {
+                    let lanes = why.again();
                     self.refused.insert(worker.id, why);
                     let copy = self.books.copy(self.now, &mut self.ids, asker);
                     self.copies += u32::from(copy.is_ok());
-                    copy
+                    copy.map_err(|from| from.into_iter().chain(lanes).min())
                 });
                 match grant {
                     Ok(grant) => {
@@ -251,6 +256,21 @@ fn lanes_stay_with_their_workers_and_that_costs_no_throughput() {
             assert!(moved <= most, "M {m}, {lanes} lanes, {workers} workers, noise {noise} %: {moved}");
             assert!(with >= 0.97 * without, "M {m}, {lanes} lanes: {with} of {without} microbatches/s");
         }
+    }
+}
+
+#[test]
+fn a_worker_that_is_busy_elsewhere_does_not_keep_its_lanes() {
+    for delay in [Some(0), Some(1), None] {
+        let mut fleet = Fleet::new(8, 10_000, delay, &[1, 1, 1, 1]).with_lanes(8);
+        fleet.run(Duration::from_secs(2));
+        fleet.workers[0].elsewhere = true;
+        fleet.run(Duration::from_secs(3));
+        let left = fleet.steps.len();
+        fleet.run(Duration::from_secs(5));
+        let (pause, rate) = (fleet.pause_since(left), (fleet.steps.len() - left) * 8 / 2);
+        assert!(rate >= 250, "delay {delay:?}: {rate} of 300 microbatches/s");
+        assert!(delay != Some(0) || pause <= 4 * MICROBATCH, "{pause:?}");
     }
 }
 
