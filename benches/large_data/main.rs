@@ -233,7 +233,8 @@ fn show(run: &Run, fleet: Fleet, trained: &Trained, bytes: u64) {
 
 /// Trains one epoch with a fleet.
 fn train(run: &Run, data: &files::Data, fleet: Fleet, source: Option<&Proxy>, full: bool) -> Trained {
-    let mut cluster = Cluster::start(2, 0);
+    let mut cluster =
+        Cluster::with_environment(&harness::ebb_path(), 2, 0, &[("EBB_METRICS", "127.0.0.1:0")]);
     let folder = cluster.dir.path().to_owned();
     let (job, out) = (folder.join("job.toml"), folder.join("out"));
     std::fs::write(&job, files::job(data, run.order, source.is_some())).expect("the job file");

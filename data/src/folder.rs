@@ -5,15 +5,17 @@
 //! is walked, and a folder of an object store is listed by its prefix. The listing gives sizes and
 //! ETags, so that an image is read by one request.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use walkdir::WalkDir;
 
 use crate::error::{Error, Result, malformed, wrong};
 use crate::observer::Observer;
 use crate::remote::{self, Listed};
+use crate::version;
 
 /// Endings of the files that count as images, in lower case.
 pub(crate) const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
@@ -41,6 +43,8 @@ struct Images {
     sizes: Vec<u64>,
     /// ETags of a folder in an object store.
     tags: Texts,
+    /// Times of the modification of the files on a disk, in nanoseconds since 1970.
+    times: Vec<u64>,
 }
 
 /// Texts one after the other, which take less memory than one by one.
@@ -154,11 +158,16 @@ impl Folder {
     }
 
     /// Returns the text that tells these contents from others of the same names and sizes: the
-    /// checksum of the images' ETags. Empty: the folder is on a disk.
+    /// checksum of the images' ETags, or of the times of their modification on this host. Empty:
+    /// there is none.
     pub(crate) fn version(&self) -> String {
         match self.remote {
             Some(_) => format!("{:08x}", crc32c::crc32c(self.images.tags.all.as_bytes())),
-            None => String::new(),
+            None => {
+                let times = self.images.times.iter();
+                let sum = times.fold(0, |sum, time| crc32c::crc32c_append(sum, &time.to_le_bytes()));
+                version::of_local_state(&format!("{sum:08x}")).unwrap_or_default()
+            }
         }
     }
 
@@ -172,19 +181,30 @@ impl Folder {
             return Ok(remote.read(name, size, self.images.tags.get(image))?.into());
         }
         let (path, mut bytes) = (self.path.join(name), Vec::with_capacity(size as usize + 1));
-        let read = File::open(&path).and_then(|file| file.take(size + 1).read_to_end(&mut bytes));
-        read.map_err(|source| Error::File { path: path.clone(), source })?;
-        if bytes.len() as u64 != size {
+        let mut read = || -> std::io::Result<u64> {
+            let file = File::open(&path)?;
+            let time = time_of(&file.metadata()?);
+            file.take(size + 1).read_to_end(&mut bytes)?;
+            Ok(time)
+        };
+        let time = read().map_err(|source| Error::File { path: path.clone(), source })?;
+        if (bytes.len() as u64, time) != (size, self.images.times[image]) {
             return wrong(
                 &path,
                 format!(
-                    "the file has no longer the {size} bytes that it had when this worker opened the folder; restore it, or \
-                     submit the job anew"
+                    "the file has no longer the {size} bytes and the time of modification that it had when this worker \
+                     opened the folder; restore it, or submit the job anew"
                 ),
             );
         }
         Ok(bytes)
     }
+}
+
+/// Returns when a file was modified, in nanoseconds since 1970. 0: its file system does not say.
+fn time_of(file: &Metadata) -> u64 {
+    let since = file.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+    since.map_or(0, |since| since.as_nanos() as u64)
 }
 
 impl Images {
@@ -218,6 +238,7 @@ impl Images {
                 .metadata()
                 .map_err(|error| Error::File { path: entry.path().to_owned(), source: error.into() })?;
             self.push(below, metadata.len());
+            self.times.push(time_of(&metadata));
             if self.sizes.len().is_multiple_of(OBSERVED) {
                 observer.advance();
             }
@@ -253,6 +274,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn an_image_that_was_written_anew_with_as_many_bytes_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        let (first, second) = (dir.path().join("a/1.png"), dir.path().join("a/2.png"));
+        std::fs::write(&first, "old").unwrap();
+        std::fs::write(&second, "old").unwrap();
+        let folder = Folder::open(dir.path(), &()).unwrap();
+        assert_eq!(folder.read(0).unwrap(), b"old");
+        std::fs::write(&first, "new").unwrap();
+        let later = SystemTime::now() + std::time::Duration::from_secs(5);
+        File::options().append(true).open(&first).unwrap().set_modified(later).unwrap();
+        let error = folder.read(0).unwrap_err().to_string();
+        assert!(error.contains("1.png: the file has no longer the 3 bytes and the time"), "{error}");
+        assert_eq!(folder.read(1).unwrap(), b"old");
+        let again = Folder::open(dir.path(), &()).unwrap();
+        assert!(again != folder && version::difference(&again.version(), &folder.version()).is_some());
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -276,6 +316,7 @@ mod tests {
             listed.reverse();
             images.add_listed(listed, walked.classes());
             images.tags = Texts::default();
+            images.times = walked.images.times.clone();
             prop_assert_eq!(images, walked.images);
         }
     }

@@ -1,8 +1,8 @@
 //! The interface of a format: from a file's bytes to columns of records.
 //!
 //! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
-//! Parquet, a batch of Arrow, a whole array in memory, 4 MiB of an array elsewhere, of a CSV file
-//! or of a tar archive. Some records of a block cost as much as all of them, so decoded blocks stay
+//! Parquet, a batch of Arrow, a whole array in memory, 4 MiB of a CSV file, of a tar archive or of
+//! an array elsewhere, and 128 KiB of the latter if any of its records may be next. Some records of a block cost as much as all of them, so decoded blocks stay
 //! in memory for a while (`cache.rs`).
 //!
 //! A format asks an `Object` for the parts that it needs (`Object::slice`), because the file may
@@ -64,6 +64,12 @@ pub(crate) trait Source: Send + Sync {
     /// are in memory or in a mapped file. Default: it is not.
     fn is_in_place(&self) -> bool {
         false
+    }
+
+    /// Returns the bytes of `object` that are read with any block at least. Default: those of the
+    /// block alone.
+    fn piece_bytes(&self, _object: &Object) -> u64 {
+        0
     }
 
     /// Returns what a record is called in the file, for errors. Default: it has a number alone.

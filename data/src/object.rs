@@ -166,7 +166,10 @@ enum Place {
         /// The file, if it is mapped. Otherwise the process has a copy.
         mapped: Option<Arc<Opened>>,
     },
-    Remote(Arc<Remote>),
+    Remote {
+        file: Arc<Remote>,
+        access: Access,
+    },
     Packed(Arc<Packed>),
     /// A folder of images has no bytes of its own.
     Folder(Arc<Folder>),
@@ -254,7 +257,7 @@ impl Object {
     ) -> Result<Self> {
         let version = remote.state().version();
         let object = if remote.state().has_ranges {
-            Self::of_remote(path, remote)
+            Self::of_remote(path, remote, access)
         } else {
             let bytes_max = room::bytes_max();
             let bytes = remote.state().bytes;
@@ -274,8 +277,9 @@ impl Object {
     }
 
     /// Returns the bytes of a file on another machine, as its server gives them.
-    pub(crate) fn of_remote(path: &Path, remote: &Arc<Remote>) -> Self {
-        Self { path: path.to_owned(), place: Place::Remote(remote.clone()), version: String::new() }
+    pub(crate) fn of_remote(path: &Path, remote: &Arc<Remote>, access: Access) -> Self {
+        let place = Place::Remote { file: remote.clone(), access };
+        Self { path: path.to_owned(), place, version: String::new() }
     }
 
     /// Returns a folder of images as the file of its records.
@@ -291,7 +295,7 @@ impl Object {
     pub(crate) fn folder(&self, observer: &dyn Observer) -> Result<Arc<Folder>> {
         match &self.place {
             Place::Folder(folder) => Ok(folder.clone()),
-            Place::Here { .. } | Place::Remote(_) | Place::Packed(_) => {
+            Place::Here { .. } | Place::Remote { .. } | Place::Packed(_) => {
                 Ok(Folder::open(&self.path, observer)?.into())
             }
         }
@@ -335,7 +339,7 @@ impl Object {
     pub(crate) fn len(&self) -> usize {
         match &self.place {
             Place::Here { shared, .. } => shared.len(),
-            Place::Remote(remote) => remote.state().bytes as usize,
+            Place::Remote { file, .. } => file.state().bytes as usize,
             Place::Packed(packed) => packed.len(),
             Place::Folder(_) => 0,
         }
@@ -347,10 +351,20 @@ impl Object {
         matches!(self.place, Place::Here { .. })
     }
 
-    /// Returns the bytes that are fetched at once for any part of the file. 0: only the part.
+    /// Returns the order in which records of a file on another machine are read. `None`: it is not
+    /// there.
+    pub(crate) const fn remote_access(&self) -> Option<Access> {
+        match &self.place {
+            Place::Remote { access, .. } => Some(*access),
+            Place::Here { .. } | Place::Packed(_) | Place::Folder(_) => None,
+        }
+    }
+
+    /// Returns the bytes that [`slice`](Self::slice) fetches at once for any part of the file. 0:
+    /// only the part.
     pub(crate) const fn piece_bytes(&self) -> u64 {
         match &self.place {
-            Place::Remote(_) => remote::PIECE_BYTES,
+            Place::Remote { .. } => remote::PIECE_BYTES,
             Place::Here { .. } | Place::Packed(_) | Place::Folder(_) => 0,
         }
     }
@@ -382,7 +396,7 @@ impl Object {
         }
         match &self.place {
             Place::Here { shared, .. } => Ok(shared.slice(range)),
-            Place::Remote(remote) => remote.read(range.start as u64..range.end as u64),
+            Place::Remote { file, .. } => file.read(range.start as u64..range.end as u64),
             Place::Packed(packed) => packed.read(range),
             // The range is empty.
             Place::Folder(_) => Ok(Bytes::new()),
@@ -396,8 +410,8 @@ impl Object {
     /// Those of [`slice`](Self::slice).
     pub(crate) fn slice_to_keep(&self, range: Range<usize>) -> Result<Bytes> {
         match &self.place {
-            Place::Remote(remote) if range.start <= range.end && range.end <= self.len() => {
-                remote.read_to_keep(range.start as u64..range.end as u64)
+            Place::Remote { file, .. } if range.start <= range.end && range.end <= self.len() => {
+                file.read_to_keep(range.start as u64..range.end as u64)
             }
             _ => self.slice(range),
         }
@@ -412,7 +426,7 @@ impl Object {
         let part = self.slice_to_keep(range.clone())?;
         Ok(match &self.place {
             Place::Here { bytes, .. } => Memory::File { bytes: bytes.clone(), range },
-            Place::Remote(_) | Place::Packed(_) | Place::Folder(_) => {
+            Place::Remote { .. } | Place::Packed(_) | Place::Folder(_) => {
                 let mut own = Aligned::with_capacity(part.len());
                 own.extend(&part);
                 Memory::Owned(own)
@@ -424,7 +438,7 @@ impl Object {
     fn window_end(&self, at: usize) -> usize {
         match &self.place {
             Place::Here { .. } | Place::Folder(_) => self.len(),
-            Place::Remote(_) => self.len().min(at.saturating_add(window_bytes())),
+            Place::Remote { .. } => self.len().min(at.saturating_add(window_bytes())),
             // A part of one piece is not copied.
             Place::Packed(packed) => packed.len().min((at / packed::PIECE_BYTES + 1) * packed::PIECE_BYTES),
         }
@@ -442,14 +456,14 @@ impl Object {
 
     /// Returns a reader of all bytes that computes their identity if they are on another machine.
     pub(crate) fn learning_reader(&self) -> Reader {
-        let is_remote = matches!(self.place, Place::Remote(_));
+        let is_remote = matches!(self.place, Place::Remote { .. });
         Reader { content: is_remote.then(Content::default), ..self.reader(0) }
     }
 
     /// Forgets the parts of a remote file that were read.
     #[cfg(all(test, feature = "cloud"))]
     pub(crate) fn forget(&self) {
-        if let Place::Remote(remote) = &self.place {
+        if let Place::Remote { file: remote, .. } = &self.place {
             remote.forget();
         }
     }
@@ -482,7 +496,7 @@ impl Object {
         let Opened { file, bytes, modified } = match &self.place {
             Place::Here { mapped: Some(opened), .. } => &**opened,
             Place::Packed(packed) => return packed.file().check(),
-            Place::Here { mapped: None, .. } | Place::Remote(_) | Place::Folder(_) => return Ok(()),
+            Place::Here { mapped: None, .. } | Place::Remote { .. } | Place::Folder(_) => return Ok(()),
         };
         let same = |now: std::fs::Metadata| (now.len(), now.modified().ok()) == (*bytes, *modified);
         if file.metadata().is_ok_and(same) {

@@ -299,7 +299,7 @@ impl Part {
     fn drawn(&self, columns: &[&ColumnSpec], used: u64) -> Drawn {
         let (records, bytes) = (self.records(), self.source.bytes(&self.object));
         let block = || any_order::block_bytes(&self.source.outline().blocks, bytes);
-        let together = || block().max(self.object.piece_bytes().min(bytes));
+        let together = || block().max(self.source.piece_bytes(&self.object).min(bytes));
         Drawn {
             used,
             records,

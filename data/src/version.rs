@@ -14,7 +14,13 @@ const LOCAL: &str = "local/";
 /// Returns the version of a local file. `None`: this host cannot be told from another one.
 pub(crate) fn of_local(modified: SystemTime) -> Option<String> {
     let since = modified.duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    Some(format!("{LOCAL}{}/{}.{:09}", host()?, since.as_secs(), since.subsec_nanos()))
+    of_local_state(&format!("{}.{:09}", since.as_secs(), since.subsec_nanos()))
+}
+
+/// Returns the version of local files that are in this state, a text without spaces. `None`: this
+/// host cannot be told from another one.
+pub(crate) fn of_local_state(state: &str) -> Option<String> {
+    Some(format!("{LOCAL}{}/{state}", host()?))
 }
 
 /// Returns a number that all processes and containers of this host have until it starts again.

@@ -13,9 +13,12 @@ use crate::column::{Aligned, Column, Memory};
 use crate::error::{Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::object::Object;
+use crate::packed::Access;
 
-/// Bytes of a block of an array on another machine, about.
+/// Bytes of a block of an array on another machine, about: records that are read in sequence, and
+/// records in any order, of which the others of a block are mostly read in vain.
 const BLOCK_BYTES: usize = 4 << 20;
+const ANY_BLOCK_BYTES: usize = 128 << 10;
 
 /// Most blocks of such a file, so that the list of blocks stays small.
 const BLOCKS_MAX: usize = 1 << 18;
@@ -237,7 +240,11 @@ pub(crate) fn open(object: &Object, columns: Vec<Values>) -> Result<Box<dyn Sour
         return Ok(Box::new(Whole { columns: columns.iter().map(read).collect::<Result<_>>()?, outline }));
     }
     let widest = columns.iter().map(|column| column.record_bytes).max().unwrap_or_default();
-    let in_block = (BLOCK_BYTES / widest.max(1)).max(records.div_ceil(BLOCKS_MAX)).max(1);
+    let block_bytes = match object.remote_access() {
+        Some(Access::Anywhere) => ANY_BLOCK_BYTES,
+        Some(Access::InSequence) | None => BLOCK_BYTES,
+    };
+    let in_block = (block_bytes / widest.max(1)).max(records.div_ceil(BLOCKS_MAX)).max(1);
     let begins = (0..records).step_by(in_block);
     let blocks = begins.map(|begin| in_block.min(records - begin) as u64).collect();
     Ok(Box::new(Parts { columns, in_block, outline: Outline { columns: specs, blocks } }))

@@ -261,7 +261,7 @@ fn place(object: &Object, block: &Block) -> Result<(Range<usize>, Range<usize>),
 fn read(object: &Object, block: &Block) -> Result<(Bytes, Buffer), Flaw> {
     let (head, body) = place(object, block)?;
     let (begin, middle) = (head.start, head.end);
-    let all = object.slice(begin..body.end)?;
+    let all = object.slice_to_keep(begin..body.end)?;
     Ok((all.slice(..middle - begin), Buffer::from(&all[middle - begin..])))
 }
 

@@ -93,6 +93,10 @@ impl Source for Tokens {
         self.object.is_here()
     }
 
+    fn piece_bytes(&self, object: &Object) -> u64 {
+        object.piece_bytes()
+    }
+
     fn direct(&self, records: &[u64], column: usize, out: &mut Column) -> Result<()> {
         let bytes = self.object.slice(0..self.object.len())?;
         let dtype = out.spec().dtype;

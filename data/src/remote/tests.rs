@@ -32,6 +32,7 @@ use crate::formats::{self, idx, images, npy, npz, tar, tfrecord};
 use crate::object::{Content, Object};
 use crate::packed::{Access, always_in_pieces};
 use crate::pass::Pass;
+use crate::table::Table;
 
 /// Limits for servers that answer sooner or later.
 const SOON: Limits =
@@ -616,7 +617,7 @@ fn a_compressed_file_on_a_server_is_unpacked_piece_by_piece() {
     let file = encoder.finish().unwrap();
     let server = Server::of(file.clone());
     let remote = Arc::new(server.open(SOON).unwrap());
-    let object = always_in_pieces(Object::of_remote(Path::new("x"), &remote)).unwrap();
+    let object = always_in_pieces(Object::of_remote(Path::new("x"), &remote, Access::InSequence)).unwrap();
     assert_eq!((object.len(), object.is_here()), (plain.len(), false));
     for range in [5 << 20..6 << 20, 0..plain.len(), 10..20] {
         assert!(object.slice(range.clone()).unwrap() == plain[range.clone()], "{range:?}");
@@ -650,6 +651,35 @@ fn formats_with_random_access_fetch_what_they_need() {
         let most = wanted + 4 * PIECE_BYTES as usize;
         assert!(asked < most && asked < file.len(), "{}: {asked} bytes of {}", format.name(), file.len());
     }
+}
+
+#[test]
+fn a_record_of_an_array_costs_its_own_bytes_in_any_order() {
+    const RECORD: usize = 128 << 10;
+    let header = npy::tests::header("|u1", "False", "(64, 131072)");
+    let file = npy::tests::write(1, &header, &bytes(64 * RECORD));
+    for (access, in_block) in [(Access::Anywhere, 1), (Access::InSequence, 32)] {
+        let server = Server::of(file.clone());
+        let object = Object::open(Path::new(&server.url("x")), access, &()).unwrap();
+        let spec = DataSpec::of(Format::Npy, FilesSpec::default());
+        let source = formats::open(&spec, &object, "x", Path::new("x"), &()).unwrap();
+        let asked = || -> usize {
+            server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum()
+        };
+        let before = asked();
+        let block = 40 / in_block;
+        let read = source.read(block, &[0]).unwrap();
+        assert_eq!(asked() - before, in_block * RECORD, "{access:?}");
+        let begin = file.len() - (64 - block * in_block) * RECORD;
+        assert!(read[0].bytes() == &file[begin..begin + in_block * RECORD], "{access:?}");
+    }
+    // So the order `records` is accepted, wherever the data does not fit into memory.
+    let server = Server::of(file);
+    let list =
+        FilesSpec { lists: [("files".to_owned(), vec![server.url("x")])].into(), ..FilesSpec::default() };
+    let table = Table::open(&DataSpec::of(Format::Npy, list.clone()), &list, 0, None, &()).unwrap();
+    let drawn = table.drawn(table.columns(), 64);
+    assert_eq!(drawn[0].together.map(|bytes| bytes / RECORD as u64), Some(1));
 }
 
 #[test]
