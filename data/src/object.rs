@@ -111,6 +111,11 @@ impl Stamp {
         }
     }
 
+    /// Returns whether the file is on another machine.
+    pub(crate) const fn is_remote(&self) -> bool {
+        self.remote.is_some()
+    }
+
     /// Returns the state of the file as a text: its size, and its version or the time of its
     /// modification. `None`: nothing but its size is known, or it is a folder or no file at all.
     pub(crate) fn state(&self) -> Option<String> {

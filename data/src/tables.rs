@@ -42,6 +42,7 @@ pub(crate) fn open(
         tokens: spec.tokens,
         first: (spec.format == Format::Images).then(|| spec.locate(spec.train.name(0), root)),
         files: named.iter().map(|file| (file.list.clone(), file.stamp.clone())).collect(),
+        access: named.iter().any(|file| file.stamp.is_remote()).then_some(pass.access),
     };
     let holds = |known: &&KnownIndex| !known.stamp.is_empty() && known.stamp == Named::stamp(&named);
     let cuts = known.filter(holds).map(|known| &known.cuts);
@@ -62,6 +63,8 @@ struct Opened {
     first: Option<PathBuf>,
     /// Files by the name of their list.
     files: Vec<(String, Stamp)>,
+    /// Order in which files on another machine are read, because their blocks follow from it.
+    access: Option<Access>,
 }
 
 /// Slot of one table. Its lock is held while the table is opened, so that a second reader waits

@@ -32,7 +32,7 @@ use crate::formats::{self, idx, images, npy, npz, tar, tfrecord};
 use crate::object::{Content, Object};
 use crate::packed::{Access, always_in_pieces};
 use crate::pass::Pass;
-use crate::table::Table;
+use crate::tables;
 
 /// Limits for servers that answer sooner or later.
 const SOON: Limits =
@@ -677,9 +677,17 @@ fn a_record_of_an_array_costs_its_own_bytes_in_any_order() {
     let server = Server::of(file);
     let list =
         FilesSpec { lists: [("files".to_owned(), vec![server.url("x")])].into(), ..FilesSpec::default() };
-    let table = Table::open(&DataSpec::of(Format::Npy, list.clone()), &list, 0, None, &()).unwrap();
-    let drawn = table.drawn(table.columns(), 64);
-    assert_eq!(drawn[0].together.map(|bytes| bytes / RECORD as u64), Some(1));
+    let spec = DataSpec::of(Format::Npy, list.clone());
+    // A file that is read in both orders at once has blocks for each.
+    let orders = [(Access::InSequence, 32), (Access::Anywhere, 1)];
+    let tables = orders.map(|(access, in_block)| {
+        let table = tables::open(&spec, &list, 0, None, None, Pass { access, ..Pass::plain() }).unwrap();
+        (table, in_block)
+    });
+    for (table, in_block) in tables {
+        let drawn = table.drawn(table.columns(), 64);
+        assert_eq!(drawn[0].together.map(|bytes| bytes / RECORD as u64), Some(in_block));
+    }
 }
 
 #[test]
