@@ -27,6 +27,7 @@ use crate::table::{Reader, Table};
 use crate::tables;
 use crate::transform::Draws;
 use crate::version;
+use crate::windows;
 
 /// A record that the job skips, because a value is missing or cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,8 +160,14 @@ impl Dataset {
     /// trains them. It reads nothing. The set is the training data of `spec`.
     ///
     /// # Errors
-    /// The order is `records`, and a record costs more than 4 times its bytes.
+    /// The order is `records`, and a record costs more than 4 times its bytes. Or it is `window`,
+    /// and the blocks of the windows that are read side by side do not fit into memory.
     pub fn check_order(&self, spec: &JobSpec) -> Result<()> {
+        if let Some((window, lanes)) = windows_of(spec) {
+            let tables = self.tables.iter().zip(&self.schemas);
+            let tables: Vec<_> = tables.map(|(table, schema)| (&**table, schema)).collect();
+            return windows::check(&tables, window, lanes, room::bytes_max());
+        }
         if !any_order::is_order_of(spec) {
             return Ok(());
         }
@@ -419,6 +426,11 @@ impl Dataset {
     }
 }
 
+/// Returns the records of a window and the number of lanes, if a job trains in windows.
+fn windows_of(spec: &JobSpec) -> Option<(u64, u32)> {
+    spec.data.windows().filter(|_| spec.purpose == Purpose::Train)
+}
+
 /// Checks that the windows of compressed files that are read side by side fit into memory: their
 /// pieces, and the records that are decoded from them. Without room for them each microbatch would
 /// unpack its file from the front.
@@ -426,7 +438,7 @@ impl Dataset {
 /// # Errors
 /// They do not fit.
 fn check_windows(spec: &JobSpec, set: DataSet, tables: &[Arc<Table>]) -> Result<()> {
-    let windows = spec.data.windows().filter(|_| set == DataSet::Train && spec.purpose == Purpose::Train);
+    let windows = windows_of(spec).filter(|_| set == DataSet::Train);
     let packed = || tables.iter().filter(|table| table.is_packed());
     let (Some((window, lanes)), Some(first)) = (windows, packed().next()) else { return Ok(()) };
     let needed = |table: &Arc<Table>| needed(bytes_of(window, table.records(), table.bytes()), table.bytes());

@@ -88,6 +88,7 @@ mod tests;
 mod tokenizer;
 mod transform;
 mod version;
+mod windows;
 
 pub use batch::Batch;
 pub use cache::default_memory;

@@ -36,6 +36,9 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Most bytes of a file on another machine that a reader fetches at once.
 const WINDOW_BYTES: usize = 8 << 20;
 
+/// Bytes of the first parts of a file that are read at once.
+const SHORT_BYTES: usize = 256 << 10;
+
 /// Identity of the content of one group of files: all bytes, without compression, in the order of
 /// the lists' names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -630,6 +633,8 @@ pub(crate) struct Scan<'a> {
     /// Place and bytes of the window.
     begin: usize,
     window: Bytes,
+    /// Whether little more is read than what is asked for.
+    is_short: bool,
 }
 
 impl<'a> Scan<'a> {
@@ -638,12 +643,12 @@ impl<'a> Scan<'a> {
     /// # Errors
     /// Those of [`Object::slice`].
     pub(crate) fn over(object: &'a Object, range: Range<usize>) -> Result<Self> {
-        Ok(Self { object, begin: range.start, window: object.slice_to_keep(range)? })
+        Ok(Self { object, begin: range.start, window: object.slice_to_keep(range)?, is_short: false })
     }
 
-    /// Begins a scan of the whole file.
-    pub(crate) fn new(object: &'a Object) -> Self {
-        Self { object, begin: 0, window: Bytes::new() }
+    /// Begins a scan of the whole file, or with `is_short` of its first parts.
+    pub(crate) fn new(object: &'a Object, is_short: bool) -> Self {
+        Self { object, begin: 0, window: Bytes::new(), is_short }
     }
 
     /// Returns the file.
@@ -661,8 +666,16 @@ impl<'a> Scan<'a> {
         }
         let end = self.begin + self.window.len();
         if range.start < self.begin || range.end > end {
-            let end = range.end.max(self.object.window_end(range.start));
-            self.window = self.object.slice(range.start..end)?;
+            self.window = match self.is_short {
+                true => {
+                    let end = self.object.len().min(range.start + SHORT_BYTES);
+                    self.object.slice_to_keep(range.start..end.max(range.end))?
+                }
+                false => {
+                    let end = range.end.max(self.object.window_end(range.start));
+                    self.object.slice(range.start..end)?
+                }
+            };
             self.begin = range.start;
         }
         Ok(Some(self.window.slice(range.start - self.begin..range.end - self.begin)))

@@ -93,7 +93,7 @@ impl Codec {
     /// # Errors
     /// The file cannot be read.
     fn of(file: &Object) -> Result<Option<Self>> {
-        let first = file.slice(0..file.len().min(4))?;
+        let first = file.slice_to_keep(0..file.len().min(4))?;
         Ok(match *first {
             [0x1F, 0x8B, ..] => Some(Self::Gzip),
             [0x28, 0xB5, 0x2F, 0xFD] => Some(Self::Zstandard),

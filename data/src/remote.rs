@@ -41,6 +41,10 @@ pub(crate) use self::without::{Folder, Remote, list};
 /// Bytes that are fetched at once, and kept in the cache.
 pub(crate) const PIECE_BYTES: u64 = 2 << 20;
 
+/// Bytes of the head of a file, which is kept while the file is open.
+#[cfg(feature = "cloud")]
+pub(crate) const HEAD_BYTES: u64 = 1024;
+
 /// Default time during which a request that fails for a while is repeated.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -140,13 +144,14 @@ mod with {
     use std::sync::{Arc, mpsc};
 
     use bytes::Bytes;
+    use once_cell::sync::OnceCell;
     use proto::spec::data_url;
     use url::Url;
 
     use super::bridge::{self, Failure, Limits};
     use super::cloud::Cloud;
     use super::http::Http;
-    use super::{Listed, PIECE_BYTES, State, allowed};
+    use super::{HEAD_BYTES, Listed, PIECE_BYTES, State, allowed};
     use crate::cache;
     use crate::error::{Error, Result, malformed};
     use crate::observer::Observer;
@@ -164,6 +169,7 @@ mod with {
         source: Arc<Source>,
         state: Arc<State>,
         limits: Limits,
+        head: OnceCell<Bytes>,
     }
 
     #[derive(Debug)]
@@ -251,7 +257,14 @@ mod with {
             let looked = bridge::wait(async move { limits.patiently(|| looking.look()).await });
             let state = looked.map_err(|failure| error(url, failure))?;
             let id = cache::next_file();
-            Ok(Self { id, url: url.to_owned(), source, state: Arc::new(state), limits })
+            Ok(Self {
+                id,
+                url: url.to_owned(),
+                source,
+                state: Arc::new(state),
+                limits,
+                head: OnceCell::new(),
+            })
         }
 
         /// Returns the state in which the file was opened.
@@ -306,6 +319,9 @@ mod with {
             if range.is_empty() {
                 return Ok(Bytes::new());
             }
+            if range.end <= HEAD_BYTES && cache::known_piece(self.id, 0).is_none() {
+                return self.head().map(|head| head.slice(range.start as usize..range.end as usize));
+            }
             let wanted = range.end - range.start;
             room::check_part(Path::new(&self.url), wanted)?;
             let begin = |number| {
@@ -356,6 +372,15 @@ mod with {
         /// Forgets the pieces that were read.
         pub(crate) fn forget(&self) {
             cache::forget_pieces(self.id);
+        }
+
+        /// Returns the first bytes of the file, which say its compression and its format. They are
+        /// fetched once.
+        fn head(&self) -> Result<&Bytes> {
+            self.head.get_or_try_init(|| {
+                let fetching = self.fetch(0..HEAD_BYTES.min(self.state.bytes));
+                fetching.recv().map_err(|failure| error(&self.url, failure))
+            })
         }
 
         /// Begins to fetch a piece.

@@ -106,9 +106,17 @@ fn compressed_files_that_do_not_fit_beside_others_are_refused_until_those_are_cl
     for shuffle in [Shuffle::Window, Shuffle::None] {
         let with = |mut spec: JobSpec| {
             spec.data.shuffle = shuffle;
+            // Blocks of two lanes would not fit either.
+            spec.data.interleave = Some(1);
             spec
         };
         assert_eq!(index(&with(job(&[&large])), set, 0, None).unwrap().records, 400_000, "{shuffle:?}");
         data.check_order(&with(both.clone())).unwrap();
+    }
+    let mut wide = both;
+    wide.data.shuffle = Shuffle::Window;
+    let error = data.check_order(&wide).unwrap_err().to_string();
+    for word in ["windows of 10000 records of the 16 files", "about 6400000 bytes", "4194304", "interleave"] {
+        assert!(error.contains(word), "{word} missing in {error}");
     }
 }

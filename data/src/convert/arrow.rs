@@ -33,9 +33,9 @@ use super::written::is_bytes;
 use crate::column::Column;
 use crate::error::Result;
 
-/// Bytes of a row group, about. A reader decodes a row group at once, so that smaller ones make
-/// random access cheaper, and larger ones compress better.
-const ROW_GROUP_BYTES: usize = 16 << 20;
+/// Bytes of a row group, about. A reader decodes a row group at once, and with the order `window`
+/// it keeps those of all lanes. Larger ones compress better.
+const ROW_GROUP_BYTES: usize = 4 << 20;
 
 /// A shard of Parquet.
 pub(super) struct Parquet {

@@ -38,6 +38,9 @@ const TRAILER_BYTES: usize = size_of::<u32>() + MAGIC.len();
 /// Most bytes that a codec makes of one byte, generously.
 const RATIO_MAX: usize = 1 << 16;
 
+/// Bytes of a batch from which on its head is fetched alone.
+const HEADS_APART_BYTES: usize = 512 << 10;
+
 /// Most records of a batch for each byte of its body. A record takes at least a bit.
 const RECORDS_PER_BYTE_MAX: u64 = 8 * RATIO_MAX as u64;
 
@@ -46,7 +49,7 @@ const RECORDS_PER_BYTE_MAX: u64 = 8 * RATIO_MAX as u64;
 /// # Errors
 /// The file is no Arrow IPC, or damaged.
 pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
-    let is_file = object.slice(0..object.len().min(MAGIC.len()))? == MAGIC;
+    let is_file = object.slice_to_keep(0..object.len().min(MAGIC.len()))? == MAGIC;
     if !is_file {
         return stream(object);
     }
@@ -123,13 +126,13 @@ impl File {
     fn open(object: &Object) -> Result<Self, Flaw> {
         let trailer_begin =
             object.len().checked_sub(TRAILER_BYTES).ok_or("the file has no footer".to_owned())?;
-        let trailer = object.slice(trailer_begin..object.len())?;
+        let trailer = object.slice_to_keep(trailer_begin..object.len())?;
         let trailer = trailer.first_chunk().copied().unwrap_or_default();
         let footer_bytes = guarded(|| read_footer_length(trailer))?;
         let footer_begin = trailer_begin
             .checked_sub(footer_bytes)
             .ok_or_else(|| format!("a footer of {footer_bytes} bytes, which the file does not have"))?;
-        let footer = object.slice(footer_begin..trailer_begin)?;
+        let footer = object.slice_to_keep(footer_begin..trailer_begin)?;
         let (schema, version, batches, dictionaries) = guarded(|| {
             let footer = root_as_footer(&footer).map_err(|error| error.to_string())?;
             let schema = footer.schema().ok_or("the footer has no schema")?;
@@ -149,7 +152,11 @@ impl File {
         }
         for (at, block) in file.batches.clone().iter().enumerate() {
             let (head, body) = place(object, block)?;
-            let head = object.slice(head)?;
+            // Heads of small batches are fetched together, with what lies between them.
+            let head = match body.len() < HEADS_APART_BYTES {
+                true => object.slice(head)?,
+                false => object.slice_to_keep(head)?,
+            };
             let records = guarded(|| {
                 let batch = file.message(&head)?.header_as_record_batch().ok_or("no batch of records")?;
                 let records = u64::try_from(batch.length()).map_err(|error| error.to_string())?;

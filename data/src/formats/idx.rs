@@ -20,7 +20,7 @@ const HEAD_BYTES_MAX: usize = 4 + 4 * 255;
 /// The file is no idx file, or shorter or longer than its header says.
 pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
     let path = object.path();
-    let head = object.slice(0..object.len().min(HEAD_BYTES_MAX))?;
+    let head = object.slice_to_keep(0..object.len().min(HEAD_BYTES_MAX))?;
     let bytes = &*head;
     let [0, 0, code, dimensions, sizes @ ..] = bytes else {
         let found = &bytes[..bytes.len().min(4)];

@@ -31,14 +31,21 @@ pub(crate) fn open(object: &Object, name: &str) -> Result<Box<dyn Source>> {
 /// # Errors
 /// The part is no array of numbers in row-major order, or cannot be read.
 pub(super) fn array(object: &Object, range: Range<usize>) -> Result<Array, Flaw> {
-    let part = |bytes: usize| object.slice(range.start..range.start + bytes.min(range.len()));
-    let head = part(head_bytes(&part(LENGTH_END)?).min(HEAD_BYTES_MAX))?;
+    let part = |bytes: usize| object.slice_to_keep(range.start..range.start + bytes.min(range.len()));
+    let mut head = part(HEAD_BYTES)?;
+    let needed = head_bytes(&head).min(HEAD_BYTES_MAX);
+    if needed > head.len() {
+        head = part(needed)?;
+    }
     let Array { shape, stored, endian, range: values } = header(&head)?;
     Ok(Array { shape, stored, endian, range: range.start + values.start..range.end })
 }
 
 /// Bytes up to the end of the longer form of the header's length.
 const LENGTH_END: usize = 12;
+
+/// Bytes in which most headers end.
+const HEAD_BYTES: usize = 1024;
 
 /// Most bytes of a header. NumPy itself reads 10,000.
 const HEAD_BYTES_MAX: usize = 16 << 20;

@@ -102,7 +102,7 @@ fn values(object: &Object, member: &Member, name: &str, share: &mut Share) -> Re
             member.check_size(share)?;
             let needed = || format!("array `{name}` has {} bytes without compression", member.unpacked);
             let held = Held::of(member.unpacked).map_err(|full| full.at(object.path(), needed()))?;
-            let unpacked = Object::whole(object.path(), member.inflate(&object.slice(range)?)?, held);
+            let unpacked = Object::whole(object.path(), member.inflate(&object.slice_to_keep(range)?)?, held);
             Ok(npy::array(&unpacked, 0..unpacked.len())?.values(&unpacked, name)?)
         }
         method => {
@@ -192,7 +192,7 @@ fn members(file: &Object) -> Result<Option<Vec<Member>>> {
     // A comment may follow the end, and the locator of the ZIP64 end precedes it.
     let tail_bytes = END.1 + usize::from(u16::MAX) + LOCATOR_64.1;
     let tail_begin = file.len().saturating_sub(tail_bytes);
-    let tail = file.slice(tail_begin..file.len())?;
+    let tail = file.slice_to_keep(tail_begin..file.len())?;
     let Some(at) = end(&tail) else { return Ok(None) };
     let Some(mut directory) = directory(&tail[at..]) else { return Ok(None) };
     if directory.is_in_64 {
@@ -249,7 +249,7 @@ fn at_place(file: &Object, begin: u64, bytes: u64) -> Result<Option<Bytes>> {
         let end = begin.checked_add(usize::try_from(bytes).ok()?)?;
         (end <= file.len()).then_some(begin..end)
     };
-    range().map(|range| file.slice(range)).transpose()
+    range().map(|range| file.slice_to_keep(range)).transpose()
 }
 
 /// Returns a part of an archive at `at`, like [`part`].

@@ -264,7 +264,7 @@ impl Chunks {
     }
 
     fn part(&self, begin: usize, end: usize) -> Result<Bytes, ParquetError> {
-        let read = self.object.slice(begin..end);
+        let read = self.object.slice_to_keep(begin..end);
         read.map_err(|error| ParquetError::from(self.failure.keep(error)))
     }
 

@@ -65,7 +65,7 @@ pub(crate) fn open(object: &Object) -> Result<Box<dyn Source>> {
 /// # Errors
 /// The header is damaged, or does not fit the length of the file.
 fn metadata(object: &Object) -> Result<(usize, Metadata), Flaw> {
-    let length = object.slice(0..object.len().min(LENGTH_BYTES))?;
+    let length = object.slice_to_keep(0..object.len().min(LENGTH_BYTES))?;
     let Some(length) = length.first_chunk().map(|length| u64::from_le_bytes(*length)) else {
         return Err(format!("{} bytes hold no length of a header", object.len()).into());
     };
@@ -73,7 +73,7 @@ fn metadata(object: &Object) -> Result<(usize, Metadata), Flaw> {
     if length > HEADER_BYTES_MAX || start > object.len() {
         return Err(format!("a header of {length} bytes in a file of {}", object.len()).into());
     }
-    let text = object.slice(LENGTH_BYTES..start)?;
+    let text = object.slice_to_keep(LENGTH_BYTES..start)?;
     let metadata = guarded(|| serde_json::from_slice::<Metadata>(&text))?;
     let (found, expected) = (object.len() - start, metadata.data_len());
     if found != expected {

@@ -53,7 +53,7 @@ pub(crate) fn open(object: &Object, known: Option<&Cuts>) -> Result<Box<dyn Sour
     let mut cuts = Cuts::default();
     let mut key = None;
     let mut columns: Vec<(ColumnSpec, Kind)> = Vec::new();
-    let mut members = Members { bytes: Scan::new(object), at: 0 };
+    let mut members = Members { bytes: Scan::new(object, known.is_some()), at: 0 };
     while let Some(Member { begin, name, data }) = members.next()? {
         let Some((of_member, extension)) = split(&name) else { continue };
         if key.as_deref() != Some(of_member) {

@@ -99,7 +99,7 @@ impl List {
 /// # Errors
 /// A record's length is damaged, the file is cut off, or the first record is no Example.
 pub(crate) fn open(object: &Object, known: Option<&Cuts>) -> Result<Box<dyn Source>> {
-    let mut file = File(Scan::new(object));
+    let mut file = File(Scan::new(object, known.is_some()));
     let (mut cuts, mut at) = (known.cloned().unwrap_or_default(), 0);
     while known.is_none() && at < object.len() {
         cuts.add(at);
