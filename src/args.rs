@@ -339,6 +339,11 @@ pub(crate) struct DataConvert {
     /// Bytes of the values of a shard, about, e.g. `64MiB` [default: 128MiB]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     pub(crate) shard_bytes: Option<u64>,
+    /// Write the records in an order that this seed draws from all of them, so that each shard has
+    /// records of all classes. It suits folders of images, arrays and token files. Of other formats
+    /// a whole block is decoded for each record, unless all blocks fit into a quarter of the memory
+    #[arg(long, value_name = "SEED")]
+    pub(crate) shuffle: Option<u64>,
     /// Threads that read and write [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: Option<u32>,

@@ -38,6 +38,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use proto::column::{ColumnSpec, ElementType};
+use proto::ids::Epoch;
+use proto::plan::RecordOrder;
 use proto::spec::{DataSpec, FILES, FilesSpec, Format, LABELS};
 
 pub use self::folder::ShardStore;
@@ -63,6 +65,9 @@ const BATCH_RECORDS: usize = 8192;
 /// Most shards of a conversion.
 const SHARDS_MAX: u64 = 100_000;
 
+/// Most files of one thread that are open at the same time.
+const OPEN_MAX: usize = 64;
+
 /// Files and records of each that show how large a record is.
 const FILES_SAMPLED: usize = 16;
 const RECORDS_SAMPLED: u64 = 256;
@@ -80,6 +85,8 @@ pub struct Conversion {
     pub store: Option<Arc<dyn ShardStore>>,
     /// Size of a shard.
     pub size: ShardSize,
+    /// Seed of an order drawn from all records. `None`: they keep the order of the files.
+    pub shuffle: Option<u64>,
     /// Number of threads, at least 1.
     pub threads: usize,
     /// Whether files of an earlier conversion in the folder are replaced.
@@ -147,13 +154,19 @@ pub fn convert(order: &Conversion, watch: &(dyn Fn(u64, u64) -> bool + Sync)) ->
         written: &written,
         watch,
         all: *records,
+        drawn: RecordOrder::new(
+            *records,
+            order.shuffle.unwrap_or_default(),
+            Epoch(0),
+            order.shuffle.is_some(),
+        ),
         done: AtomicU64::new(0),
         next: AtomicUsize::new(0),
         stopped: AtomicBool::new(false),
     };
     let bytes = AtomicU64::new(0);
     let write = || -> Result<()> {
-        let mut reader = Records { work: &work, open: None };
+        let mut reader = Records { work: &work, open: BTreeMap::new() };
         while let Some((number, range)) = work.next_shard(each) {
             match reader.shard(number, range) {
                 Ok(Some(written)) => {
@@ -308,7 +321,8 @@ impl Conversion {
 
     /// Opens a file of the source, or finds it open.
     fn open(&self, file: usize) -> Result<Arc<Table>> {
-        let pass = Pass { access: Access::InSequence, ..Pass::plain() };
+        let access = if self.shuffle.is_some() { Access::Anywhere } else { Access::InSequence };
+        let pass = Pass { access, ..Pass::plain() };
         tables::open(&self.source, &self.source.train, file, None, None, pass)
     }
 }
@@ -450,6 +464,8 @@ struct Work<'a> {
     watch: &'a (dyn Fn(u64, u64) -> bool + Sync),
     /// Number of all records.
     all: u64,
+    /// Record of the source at each place of the shards.
+    drawn: RecordOrder,
     /// Number of records that are written.
     done: AtomicU64,
     /// Number of the next shard.
@@ -479,13 +495,12 @@ impl Work<'_> {
 /// The records of a source, for one thread.
 struct Records<'a> {
     work: &'a Work<'a>,
-    /// File that was read last.
-    open: Option<Open>,
+    /// Files that are open, by their number. In the order of the files it is one at a time.
+    open: BTreeMap<usize, Open>,
 }
 
 /// A file that is being read.
 struct Open {
-    file: usize,
     table: Arc<Table>,
     reader: Reader,
 }
@@ -503,9 +518,9 @@ impl Records<'_> {
             work.written.iter().map(|column| Column::with_capacity(column.stored.clone(), 0)).collect()
         };
         let (mut batch, mut bytes, mut collected, mut scratch) = (empty(), 0, 0, Vec::new());
-        for record in range {
-            let mut fault = None;
-            self.read(record, |at, column, row| {
+        for place in range {
+            let (record, mut fault) = (work.drawn.record(place), None);
+            let file = self.read(record, |at, column, row| {
                 if let Some(found) = column.fault(row) {
                     fault = Some((column.spec().name.clone(), found.to_string()));
                 }
@@ -513,8 +528,8 @@ impl Records<'_> {
                 bytes += raw.len();
                 append(&mut batch[at], column.spec().dtype, raw, &mut scratch);
             })?;
-            if let (Some((column, fault)), Some(open)) = (fault, &self.open) {
-                let record = record - work.starts[open.file];
+            if let (Some((column, fault)), Some(open)) = (fault, self.open.get(&file)) {
+                let record = record - work.starts[file];
                 let what = format!(
                     "record {record}, column `{column}`: {fault}; a conversion keeps each value, so give it one or remove \
                      the record"
@@ -534,23 +549,25 @@ impl Records<'_> {
             sink.add(&batch)?;
         }
         // A file that changed meanwhile may have given records of both contents.
-        if let Some(open) = &self.open {
-            open.table.check()?;
-        }
+        self.open.values().try_for_each(|open| open.table.check())?;
         let written = work.order.keep(sink.finish()?)?;
         work.advance(collected as u64);
         Ok(Some(written))
     }
 
     /// Calls `take` with each column's block that has `record`, and the record's number there.
+    /// Returns the number of its file.
     ///
     /// # Errors
     /// A file cannot be read, or has changed since its records were counted.
-    fn read(&mut self, record: u64, take: impl FnMut(usize, &Column, usize)) -> Result<()> {
+    fn read(&mut self, record: u64, take: impl FnMut(usize, &Column, usize)) -> Result<usize> {
         let Work { order, columns, starts, all, .. } = *self.work;
         let file = starts.partition_point(|&start| start <= record) - 1;
-        if self.open.as_ref().is_none_or(|open| open.file != file) {
-            if let Some(before) = self.open.take() {
+        if !self.open.contains_key(&file) {
+            let most = if order.shuffle.is_some() { OPEN_MAX } else { 1 };
+            while self.open.len() >= most
+                && let Some((_, before)) = self.open.pop_first()
+            {
                 before.table.check()?;
             }
             let table = order.open(file)?;
@@ -563,12 +580,11 @@ impl Records<'_> {
                 });
             }
             let reader = table.reader(&places(&table, &table, columns)?);
-            self.open = Some(Open { file, table, reader });
+            self.open.insert(file, Open { table, reader });
         }
-        match &mut self.open {
-            Some(open) => open.reader.record(record - starts[file], take),
-            None => Ok(()),
-        }
+        let open = self.open.get_mut(&file).expect("opened above");
+        open.reader.record(record - starts[file], take)?;
+        Ok(file)
     }
 }
 

@@ -78,6 +78,7 @@ fn order(dir: &TempDir, from: Format, files: Vec<String>, to: Format) -> Convers
         folder: dir.path().join(to.name()),
         store: None,
         size: ShardSize::Records(100),
+        shuffle: None,
         threads: 2,
         overwrite: false,
     }
@@ -130,6 +131,7 @@ proptest! {
         each in 4u64..20,
         threads in 1usize..4,
         seed in any::<u64>(),
+        shuffle in proptest::option::of(any::<u64>()),
     ) {
         let (dir, kinds) = (tempfile::tempdir().unwrap(), kinds());
         let specs = chosen.iter().enumerate().map(|(at, kind)| {
@@ -148,6 +150,7 @@ proptest! {
         for to in written::FORMATS {
             let order = Conversion {
                 size: ShardSize::Records(each),
+                shuffle,
                 threads,
                 ..order(&dir, Format::Arrow, files.clone(), to)
             };
@@ -162,11 +165,41 @@ proptest! {
             prop_assert_eq!(converted.data.train.len(), converted.shards);
             for ((column, written), found) in columns.iter().zip(&written).zip(&converted.columns) {
                 prop_assert_eq!(&written.column(), found);
-                let expected = expected(column, found.dtype);
+                let in_order = expected(column, found.dtype);
+                let drawn = RecordOrder::new(records as u64, shuffle.unwrap_or(0), Epoch(0), shuffle.is_some());
+                let drawn = (0..records as u64).map(|place| drawn.record(place) as usize);
+                let expected: Vec<_> = drawn.map(|record| in_order[record].clone()).collect();
                 prop_assert_eq!(read(&converted.data, found), expected, "{} as {}", column.spec(), to.name());
             }
         }
     }
+}
+
+#[test]
+fn shards_in_a_drawn_order_have_records_of_all_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = ColumnSpec::fixed("x", ElementType::I64, []);
+    let file = |number: usize| {
+        let mut column = Column::with_capacity(spec.clone(), 50);
+        (0..50).for_each(|_| column.push(&(number as i64).to_le_bytes()));
+        write(dir.path(), Format::Npy, number, &[column])
+    };
+    let files: Vec<_> = (0..4).map(file).collect();
+    let shuffled = |seed, to: Format| {
+        let lists = BTreeMap::from([("x".to_owned(), files.clone())]);
+        let plain = order(&dir, Format::Npy, Vec::new(), to);
+        let source = DataSpec::of(Format::Npy, FilesSpec { records: None, lists });
+        let size = ShardSize::Records(50);
+        let converted = done(&Conversion { source, size, shuffle: Some(seed), overwrite: true, ..plain });
+        read(&converted.data, &converted.columns[0])
+    };
+    let first = shuffled(1, Format::Parquet);
+    for shard in first.chunks(50) {
+        let of_file = |number: i64| shard.iter().filter(|value| ***value == number.to_le_bytes()).count();
+        assert!((0..4).all(|number| (3..30).contains(&of_file(number))), "{:?}", [0, 1, 2, 3].map(of_file));
+    }
+    assert_eq!(shuffled(1, Format::Arrow), first, "the seed decides");
+    assert_ne!(shuffled(2, Format::Arrow), first);
 }
 
 #[test]

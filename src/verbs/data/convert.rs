@@ -125,6 +125,7 @@ fn order(args: &args::DataConvert) -> Result<Conversion> {
             Some(records) => ShardSize::Records(records),
             None => ShardSize::Bytes(args.shard_bytes.unwrap_or(SHARD_BYTES)),
         },
+        shuffle: args.shuffle,
         threads: args.threads.map_or(processors.min(THREADS_MAX), |threads| threads as usize),
         overwrite: args.overwrite,
     })
