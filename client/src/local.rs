@@ -11,6 +11,7 @@ use std::time::Duration;
 use model::Device;
 use model::Registry;
 use net::channel::Dialer;
+use proto::numerics::Numerics;
 use proto::parameters::Parameters;
 use store::Stores;
 use tempfile::TempDir;
@@ -25,18 +26,50 @@ use crate::{Client, Error, Result};
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The device of each worker, at least one. Their number changes the speed, never the trained
-    /// bits.
+    /// bits. Default: one worker on the CPU.
     pub devices: Vec<Device>,
-    /// Number of ps, at least 1.
+    /// Number of ps, at least 1. Default 1.
     pub ps: u32,
-    /// Threads of one gradient computation, per worker. Another number gives other floating-point
-    /// bits.
+    /// Threads of one gradient computation, per worker. Default 1. Another number gives other
+    /// floating-point bits.
     pub threads: usize,
-    /// Folder that the job's data paths start from, absolute ones too. `None`: the job file's
+    /// Folder that the job's data paths start from, absolute ones too. Default: the job file's
     /// folder.
     pub data_root: Option<PathBuf>,
-    /// Name of the job whose program this process runs. Empty: it runs none.
+    /// Name of the job whose program this process runs. Default: empty, it runs none.
     pub program: String,
+    /// Numerics class of the program's model. Default: that of the engine.
+    pub numerics: Option<Numerics>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            devices: vec![Device::Cpu],
+            ps: 1,
+            threads: 1,
+            data_root: None,
+            program: String::new(),
+            numerics: None,
+        }
+    }
+}
+
+impl Options {
+    /// Returns the options of a worker of the cluster.
+    fn worker(&self, index: u32, device: Device) -> worker::Options {
+        worker::Options {
+            name: format!("worker-{index}"),
+            threads: self.threads,
+            device,
+            data_root: self.data_root.clone(),
+            program: self.program.clone(),
+            numerics: self.numerics.clone(),
+            // The user of this process chose the job's URLs.
+            data_urls: data::every_url(),
+            ..worker::Options::default()
+        }
+    }
 }
 
 /// A running cluster inside this process.
@@ -164,16 +197,7 @@ impl Local {
     }
 
     fn start_worker(&mut self, index: u32, device: Device, options: &Options, registry: Registry) {
-        let options = worker::Options {
-            name: format!("worker-{index}"),
-            threads: options.threads,
-            device,
-            data_root: options.data_root.clone(),
-            program: options.program.clone(),
-            // The user of this process chose the job's URLs.
-            data_urls: data::every_url(),
-            ..worker::Options::default()
-        };
+        let options = options.worker(index, device);
         let (dialer, shutdown) = (self.dialer(), self.workers.shutdown.clone());
         let (connector, stores) = (self.connector.clone(), self.stores.clone());
         self.workers.running.spawn(async move {
@@ -206,6 +230,8 @@ mod lost;
 
 #[cfg(test)]
 mod tests {
+    use proto::pb;
+
     use super::*;
     use crate::fake::job_file;
     use crate::{Followed, JobState, Kind, Submission, report};
@@ -225,13 +251,9 @@ optimizer = { kind = "sgd", learning_rate = 0.1 }
         let lines: String = (0..24u32).map(|i| format!("{},{},{}\n", i % 5, i % 7, i % 3)).collect();
         std::fs::write(dir.path().join("x.csv"), lines).unwrap();
         let submission = Submission::read(&job_file(dir.path(), JOB), &[]).unwrap();
-        let options = Options {
-            devices: vec![Device::Cpu; 2],
-            ps: 2,
-            threads: 1,
-            data_root: None,
-            program: String::new(),
-        };
+        let numerics = Numerics::computed("a program", b"its results");
+        let devices = vec![Device::Cpu; 2];
+        let options = Options { devices, ps: 2, numerics: Some(numerics.clone()), ..Options::default() };
         let local = Local::start(options, Stores::default(), Registry::default()).await.unwrap();
         let client = local.client(Duration::from_secs(30));
         let job = client.submit(submission).await.unwrap().name;
@@ -252,6 +274,8 @@ optimizer = { kind = "sgd", learning_rate = 0.1 }
         let weights = client.weights(&status).await.unwrap().expect("a model");
         let hash = proto::artifact::sha256_hex(&weights);
         assert_eq!(report::model_sha256(&status), Some(hash.as_str()));
+        let classes: Vec<_> = status.numerics.iter().filter_map(|since| since.numerics.clone()).collect();
+        assert_eq!(classes, [pb::Numerics::from(numerics)]);
         local.stop().await;
     }
 }

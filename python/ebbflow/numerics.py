@@ -27,7 +27,8 @@ def numerics(threads: int) -> tuple[str, bytes]:
         return torch.randn(*shape, generator=generator).requires_grad_()
 
     functional = torch.nn.functional
-    with torch.enable_grad():
+    # A loop may have another default device.
+    with torch.enable_grad(), torch.device("cpu"):
         for rows, inner, columns in [(7, 65, 33), (64, 784, 128)]:
             one, other = drawn(rows, inner), drawn(inner, columns)
             product = one @ other

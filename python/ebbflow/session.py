@@ -713,7 +713,7 @@ def join(
             tensors.described() + described(state_bytes),
             constants,
             threads,
-            None if master is None else engine.numerics(threads),
+            engine.numerics(threads),
             master,
             worker,
             shown,

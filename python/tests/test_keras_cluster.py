@@ -25,6 +25,7 @@ def test_alone_and_in_two_processes_after_one_was_killed_the_bits_are_the_same(
     two = place.one_killed_and_two_that_stay("keras", TRAIN, "--epochs", "2")
     assert [process["sha"] for process in two] == [alone["sha"]] * 2
     assert [process["history"] for process in two] == [alone["history"]] * 2
+    assert [process["numerics"] for process in two] == [alone["numerics"]] * 2
     assert sorted(process["elected"] for process in two) == [False, True]
 
 

@@ -1,5 +1,6 @@
 """`ebbflow.join` alone: a master, a ps and a worker in this process."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -691,6 +692,24 @@ def test_a_loop_tells_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("EBBFLOW_DEVICE", "cuda:2")
     assert engine.device() == ("cuda:2", 7)
     assert engine.numerics(1) == (f"{facts}, A100, CUDA {torch.version.cuda}", results)
+
+
+def test_the_summary_names_the_class_of_the_library_that_computed() -> None:
+    model = network()
+    engine = Torch(model, ())
+    before = engine.use_threads(1)
+    try:
+        facts, results = engine.numerics(1)
+        torch.set_default_device("meta")
+        assert engine.numerics(1) == (facts, results)
+    finally:
+        torch.set_default_device(None)
+        engine.use_threads(before)
+    job, _ = train(model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=1)
+    assert job.summary is not None
+    (numerics,) = job.summary["numerics"]
+    assert (numerics["version"], numerics["facts"]) == (0, facts)
+    assert numerics["class"] == hashlib.sha256(facts.encode() + b"\0" + results).hexdigest()[:12]
 
 
 def test_the_number_of_a_device_is_that_of_the_host_if_a_launcher_says_it() -> None:

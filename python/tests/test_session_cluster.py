@@ -89,6 +89,7 @@ def test_one_and_three_processes_and_one_alone_give_the_same_bits(
     assert [process["elected"] for process in found].count(True) == 1
     assert sum(process["steps"] for process in found) >= one["steps"] == 150
     assert all(process["metrics"] == alone["metrics"] for process in found)
+    assert one["numerics"] == alone["numerics"]
 
 
 def test_a_loop_with_autocast_trains_and_two_processes_give_its_bits(

@@ -79,7 +79,7 @@ pub(super) async fn here(
         ps: fleet.ps,
         threads: compute.threads as usize,
         data_root: compute.data_root,
-        program: String::new(),
+        ..client::Options::default()
     };
     let registry = app.registry.clone().for_job(&submission.spec);
     let mut local = Local::start(options, app.environment.stores.clone(), registry).await?;

@@ -207,7 +207,7 @@ limits = { stall = "1s", lease = "60s" }
 }
 
 fn options(data_root: Option<PathBuf>) -> Options {
-    Options { devices: vec![Device::Cpu], ps: 1, threads: 1, data_root, program: String::new() }
+    Options { data_root, ..Options::default() }
 }
 
 fn names(status: &pb::JobStatus, worker: &str, phase: Phase) -> bool {

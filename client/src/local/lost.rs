@@ -75,8 +75,7 @@ async fn run(losses: u32) -> std::result::Result<JobState, Error> {
     let lines: String = (0..24u32).map(|i| format!("{},{},{}\n", i % 5, i % 7, i % 3)).collect();
     std::fs::write(dir.path().join("x.csv"), lines).expect("a file");
     let submission = Submission::read(&job_file(dir.path(), JOB), &[]).expect("a good job");
-    let devices = vec![Device::Cpu; 2];
-    let options = Options { devices, ps: 1, threads: 1, data_root: None, program: String::new() };
+    let options = Options { devices: vec![Device::Cpu; 2], ..Options::default() };
     let mut local = Local::start(options, Stores::default(), lossy(losses)).await.expect("a cluster");
     let client = local.client(Duration::from_secs(30));
     let training = async {

@@ -67,7 +67,7 @@ pub(super) fn run<'py>(
     let workers = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let devices = spread(&devices, workers);
     let registry = registry.for_job(&submission.spec);
-    let options = Options { devices, ps: fleet.ps, threads, data_root, program: String::new() };
+    let options = Options { devices, ps: fleet.ps, threads, data_root, ..Options::default() };
     // An interrupt drops the cluster, which ends its tasks.
     let mut local = wait(py, || async { Local::start(options, stores, registry).await })?
         .map_err(|error| raised(&error))?;

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use client::security::Keys;
+use proto::numerics::Numerics;
 use proto::spec::JobSpec;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -65,6 +66,8 @@ pub(super) struct Session {
 #[pymethods]
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
+    /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
+    /// the job computes nothing.
     #[new]
     #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
@@ -84,6 +87,7 @@ impl Session {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
         let keys = secrets.map_or_else(|| Ok(Keys::default()), Secrets::keys)?;
+        let numerics = numerics.map(|(facts, results)| Numerics::computed(&facts, &results));
         let device = device.map(|(name, memory_bytes)| ProgramDevice { name, memory_bytes });
         let place = Place { threads, numerics, master, name, keys, agent, script, device };
         let (link, messages) = std::sync::mpsc::channel();

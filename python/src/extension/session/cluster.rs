@@ -8,7 +8,7 @@ use std::time::Duration;
 use client::results::metrics;
 use client::security::Keys;
 use client::{Client, Dialer, Followed, Local, Submission, report};
-use model::{Device, Model, Registry};
+use model::{Model, Registry};
 use net::memory::Memory;
 use net::relay::Line;
 use proto::numerics::Numerics;
@@ -27,8 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Where a process takes part, and how.
 pub(super) struct Place {
     pub(super) threads: usize,
-    /// Facts and results of fixed operations, which name the numerics class.
-    pub(super) numerics: Option<(String, Vec<u8>)>,
+    /// Numerics class of the program's model. `None`: it computes nothing.
+    pub(super) numerics: Option<Numerics>,
     /// URL of the master. `None`: one in this process.
     pub(super) master: Option<String>,
     /// Name of the worker.
@@ -98,13 +98,12 @@ impl Part<'_> {
 
     /// Runs a whole cluster in this process. Returns the last message; `None` after `stop`.
     async fn alone(&self, place: &Place, registry: Registry) -> Result<Option<Message>, String> {
+        // The device of the program's model is its own affair.
         let options = client::Options {
-            // The device of the program's model is its own affair.
-            devices: vec![Device::Cpu],
-            ps: 1,
             threads: place.threads,
-            data_root: None,
             program: self.spec.name.clone(),
+            numerics: place.numerics.clone(),
+            ..client::Options::default()
         };
         let mut local = Local::start(options, Stores::default(), registry).await.map_err(whole)?;
         let client = local.client(PATIENCE);
@@ -144,13 +143,12 @@ impl Part<'_> {
             () = self.stop.cancelled() => return Ok(None),
             job = self.submit(&client, place.script) => job.map_err(whole)?,
         };
-        let numerics = place.numerics.as_ref();
         let options = worker::Options {
             name: place.name.clone().unwrap_or_else(|| format!("script-{}", std::process::id())),
             threads: place.threads,
             program: self.spec.name.clone(),
             script: place.script,
-            numerics: numerics.map(|(facts, results)| Numerics::computed(facts, results)),
+            numerics: place.numerics.clone(),
             program_device: place.device.clone(),
             // The program reads with its user's rights.
             data_urls: data::every_url(),
