@@ -150,6 +150,9 @@ pub enum Error {
         "{0} needs libtorch, and this program was built with --no-default-features; build it with the `torch` feature"
     )]
     NoTorch(String),
+    /// The program brings an engine for scripts, and this worker was not told to use it.
+    #[error("a TorchScript model: this worker takes none; start it with `ebb worker --torchscript`")]
+    ScriptsLeftOut,
     /// The Python process has no PyTorch.
     #[error("a TorchScript model needs PyTorch here: {0}; pip install torch==2.11.0")]
     NoPyTorch(String),
@@ -160,7 +163,11 @@ impl Error {
     pub const fn is_fatal(&self) -> bool {
         let no_engine = matches!(
             self,
-            Self::NoSuchDevice { .. } | Self::NoTorch(_) | Self::NoTorchCuda(_) | Self::NoPyTorch(_)
+            Self::NoSuchDevice { .. }
+                | Self::NoTorch(_)
+                | Self::NoTorchCuda(_)
+                | Self::ScriptsLeftOut
+                | Self::NoPyTorch(_)
         );
         let elsewhere = matches!(self, Self::Engine { .. } | Self::Driver { .. } | Self::Left(_));
         !(no_engine || elsewhere)

@@ -32,6 +32,8 @@ _runs = 0
 def start() -> None:
     """Make torch compute with the settings of the linked engine, until :func:`kept` ends.
 
+    A worker of a cluster keeps them.
+
     Raises:
         ImportError: There is no torch.
     """
@@ -42,7 +44,7 @@ def start() -> None:
             return
         if torch.__version__.split("+")[0] != LINKED:
             warnings.warn(
-                f"PyTorch {torch.__version__} trains this TorchScript job: its bits may differ "
+                f"PyTorch {torch.__version__} computes TorchScript jobs here: the bits may differ "
                 f"from those of a worker that is linked to libtorch {LINKED}; "
                 f"pip install torch=={LINKED}",
                 stacklevel=2,

@@ -31,6 +31,11 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         name: settings.text("name").map_or_else(|| app.environment.worker_name(), str::to_owned),
         ..settings.options().map_err(|why| anyhow!(why))?
     };
+    let registry = app.registry.clone();
+    let registry = match settings.switch("torchscript") {
+        true => registry.for_any_job_and_scripts().context("--torchscript")?,
+        false => registry.for_any_job(),
+    };
     let choice = device(&settings)?;
     let (takes_scripts, asked) = (settings.switch("scripts"), choice.to_string());
     // It may load libtorch.
@@ -89,7 +94,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
             _ => Watched { metrics: watched.metrics.clone(), device, ..Watched::default() },
         };
         let (master, dialer) = (master.clone(), dialer.clone());
-        let (registry, stores) = (app.registry.clone().for_any_job(), app.environment.stores.clone());
+        let (registry, stores) = (registry.clone(), app.environment.stores.clone());
         let stop = stop.clone();
         workers.spawn(async move {
             worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await

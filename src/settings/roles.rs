@@ -421,6 +421,15 @@ impl Role for Worker {
                 "Instructions that libtorch may use on the CPU: native or portable. portable is slower; machines with AVX2 \
                  and with AVX-512 then give the same bits",
             ),
+            of_process(
+                "torchscript",
+                Kind::Switch,
+                "",
+                None,
+                "Compute TorchScript jobs by the PyTorch of this Python, on the CPU. All jobs of this worker then have the \
+                 numerics class of that PyTorch. It is for `ebb` of the Python package; a program that is linked to \
+                 libtorch takes such jobs without it",
+            ),
             option(
                 "data_root",
                 Kind::Path,

@@ -88,8 +88,20 @@ impl Registry {
     /// is left out: it rounds like no other, and the class of a process holds for all its jobs.
     #[must_use]
     pub fn for_any_job(mut self) -> Self {
-        self.scripts = None;
+        self.scripts = self.scripts.map(|_| Arc::new(LeftOut) as Arc<dyn ScriptEngine>);
         self
+    }
+
+    /// Returns the registry for processes that compute any job, scripts too. All their jobs have
+    /// the numerics class of the engine for scripts.
+    ///
+    /// # Errors
+    /// This program has no such engine.
+    pub fn for_any_job_and_scripts(self) -> Result<Self> {
+        match self.scripts.is_some() || cfg!(feature = "torch") {
+            true => Ok(self),
+            false => Err(Error::NoTorch("a worker of TorchScript models".to_owned())),
+        }
     }
 
     /// Returns the numerics class of gradients computed on `device` with `threads` threads.
@@ -124,6 +136,22 @@ impl Registry {
             known: self.names().into_iter().map(str::to_owned).collect(),
         })?;
         build(context)
+    }
+}
+
+/// Takes the place of an engine that the program brings, in a process that does not use it.
+struct LeftOut;
+
+impl ScriptEngine for LeftOut {
+    fn build(&self, context: &Context) -> Result<Box<dyn Model>> {
+        match script(context) {
+            Err(Error::NoTorch(_)) => Err(Error::ScriptsLeftOut),
+            built => built,
+        }
+    }
+
+    fn numerics(&self, device: Device, threads: usize) -> Result<Numerics> {
+        super::numerics(device, threads)
     }
 }
 
@@ -178,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn only_processes_of_a_job_with_a_script_ask_the_engine_that_the_program_brings() {
+    fn only_processes_that_take_scripts_ask_the_engine_that_the_program_brings() {
         let registry = Registry::default().with_scripts(Arc::new(Missing));
         let asks = |registry: Registry| {
             let numerics = registry.numerics(Device::Cpu, 1);
@@ -186,6 +214,25 @@ mod tests {
         };
         assert!(asks(registry.clone().for_job(&job("script = \"x.pt\""))));
         assert!(!asks(registry.clone().for_job(&job("builtin = \"softmax\""))));
+        assert!(asks(registry.clone().for_any_job_and_scripts().unwrap()));
         assert!(!asks(registry.for_any_job()));
+    }
+
+    #[test]
+    fn a_process_that_cannot_compute_scripts_says_why() {
+        let context = Context {
+            spec: Arc::new(job("script = \"x.pt\"")),
+            inputs: Vec::new(),
+            label_max: None,
+            artifacts: BTreeMap::new(),
+            device: Device::Cpu,
+            threads: 1,
+        };
+        let registry = Registry::default().with_scripts(Arc::new(Missing)).for_any_job();
+        let error = registry.build(&context).err().expect("no script is built");
+        assert!(!error.is_fatal(), "another worker may take it: {error}");
+        let is_linked = cfg!(feature = "torch");
+        assert_eq!(matches!(error, Error::ScriptsLeftOut), !is_linked, "{error}");
+        assert_eq!(Registry::default().for_any_job_and_scripts().is_ok(), is_linked);
     }
 }
