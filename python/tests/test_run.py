@@ -152,6 +152,13 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ebbflow.run(DIGITS, out=tmp_path / "file")
 
 
+def test_a_device_that_is_not_there_is_named_before_the_folder_is_made(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(errors.ClusterError, match="CUDA"):
+        ebbflow.run(DIGITS, device="cuda:0", out=out)
+    assert not out.exists()
+
+
 def test_a_job_that_fails_raises_with_its_result_unless_it_is_not_to_be_checked(
     tmp_path: Path,
 ) -> None:

@@ -18,7 +18,7 @@ pub(crate) async fn run(args: args::Evaluate, app: &App) -> Result<bool> {
             dir.display()
         );
     }
-    let out = super::results(args.out.as_deref(), &args.upload, false, app).await?;
+    let out = super::results(args.out.as_deref(), &args.upload, false, app);
     measure(args.measure, Purpose::Evaluate, None, out, app).await
 }
 
@@ -46,6 +46,20 @@ mod tests {
         let spec = JobSpec::from_json(&fake.script().submitted[0]).unwrap();
         assert_eq!((spec.purpose, spec.model.initial.is_some()), (Purpose::Evaluate, true));
         assert!(out.join("summary.json").exists() && out.join("metrics.jsonl").exists());
+    }
+
+    #[tokio::test]
+    async fn a_device_that_is_not_there_is_named_before_the_folder_is_made() {
+        let (dir, fake) = (tempfile::tempdir().unwrap(), Fake::new());
+        std::fs::write(dir.path().join("line.csv"), "x,y\n1,2\n2,3\n").unwrap();
+        let mut measure = measure_args(dir.path(), "data.validation_fraction=0.5");
+        measure.reach.master.url = None;
+        measure.compute.device = "cuda:4095".parse().unwrap();
+        let out = dir.path().join("out");
+        let args = args::Evaluate { measure, out: Some(out.clone()), upload: args::Upload::default() };
+        let error = run(args, &fake.app()).await.unwrap_err().to_string();
+        assert!(error.contains("cuda:4095"), "{error}");
+        assert!(!out.exists());
     }
 
     #[tokio::test]

@@ -10,16 +10,17 @@ use crate::app::App;
 use crate::args;
 use crate::verbs::{run, submit};
 
-/// Reads the job file and the weights, and runs the job to its end. Returns true if it succeeded.
+/// Reads the job file and the weights, and runs the job to its end. Its files go to `out`, which is
+/// made once nothing else is wrong. Returns true if the job succeeded.
 ///
 /// # Errors
-/// The job file is wrong, the weights cannot be read, the predictions exist, or the job cannot
-/// start.
+/// The job file is wrong, the weights cannot be read, the predictions exist, `out` cannot be
+/// written, or the job cannot start.
 pub(super) async fn measure(
     args: args::Measure,
     purpose: Purpose,
     predict: Option<PredictSpec>,
-    out: Option<Folder>,
+    out: impl Future<Output = Result<Option<Folder>>>,
     app: &App,
 ) -> Result<bool> {
     let stores = &app.environment.stores;
@@ -35,6 +36,7 @@ pub(super) async fn measure(
         return run::here(submission, args.workers, args.ps, args.compute, out, args.json, app).await;
     }
     let client = app.client(&args.reach)?;
+    let out = out.await?;
     let job = client.submit(submission).await?.name;
     app.screen.line(&format!("submitted {job}"));
     submit::to_its_end(client, &job, out, &args.reach, args.json, app).await

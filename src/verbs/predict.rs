@@ -12,7 +12,7 @@ use crate::verbs::measure::{measure, place};
 /// answer or refuses the job.
 pub(crate) async fn run(args: args::Predict, app: &App) -> Result<bool> {
     let place = place(args.on, &args.out, args.join_bytes_max)?;
-    measure(args.measure, Purpose::Predict, Some(place), None, app).await
+    measure(args.measure, Purpose::Predict, Some(place), std::future::ready(Ok(None)), app).await
 }
 
 #[cfg(test)]

@@ -45,21 +45,22 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let root = args.compute.data_root.as_deref();
     submission.ready_for_here(&app.environment.stores, &app.registry, root).await?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
-    let out = super::results(Some(&folder), &args.upload, args.resume.is_asked(), app).await?;
+    let out = super::results(Some(&folder), &args.upload, args.resume.is_asked(), app);
     here(submission, args.workers, args.ps, args.compute, out, args.json, app).await
 }
 
-/// Runs a job in this process to its end, and shows its result. Its files go to `out`.
+/// Runs a job in this process to its end, and shows its result. Its files go to `out`, which is
+/// made once nothing else is wrong.
 ///
 /// # Errors
-/// The network is unknown, data files cannot be read, a device is not there, or the job cannot
-/// start.
+/// The network is unknown, data files cannot be read, a device is not there, `out` cannot be
+/// written, or the job cannot start.
 pub(super) async fn here(
     mut submission: Submission,
     workers: Option<u32>,
     ps: Option<u32>,
     compute: args::Compute,
-    out: Option<Folder>,
+    out: impl Future<Output = Result<Option<Folder>>>,
     json: bool,
     app: &App,
 ) -> Result<bool> {
@@ -73,6 +74,7 @@ pub(super) async fn here(
     if let Some(reason) = fallback {
         app.screen.line(&format!("computing on the CPU: {reason}"));
     }
+    let out = out.await?;
     let count = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let options = client::Options {
         devices: spread(&devices, count),
@@ -133,4 +135,27 @@ async fn leave<E: FnMut(&Event)>(
         }
     }
     bail!("{job} did not stop within {:?}; nothing more of it is kept", within + LEAVE_WITHIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use client::pipe::Network;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+    use crate::fake::{JOB, app, job_file};
+
+    #[tokio::test]
+    async fn a_device_that_is_not_there_is_named_before_the_folder_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("line.csv"), "x,y\n1,2\n").unwrap();
+        let (job, out) = (job_file(dir.path(), JOB), dir.path().join("out"));
+        let line = ["ebb", "run", "--device", "cuda:4095", "--out"].map(Into::into);
+        let line = line.into_iter().chain([out.clone().into_os_string(), job.into_os_string()]);
+        let Command::Run(args) = Cli::try_parse_from(line).unwrap().command else { panic!("no run") };
+        let error = run(args, &app(&Network::new())).await.unwrap_err().to_string();
+        assert!(error.contains("cuda:4095"), "{error}");
+        assert!(!out.exists());
+    }
 }

@@ -55,8 +55,6 @@ pub(super) fn run<'py>(
     wait(py, || async { submission.ready_for_here(&stores, &registry, data_root.as_deref()).await })?
         .map_err(|error| raised(&error))?;
     submission.fit_fleet(workers, ps);
-    let keeps_model = out.is_none();
-    let out = out.map(|dir| follow::folder(&dir, resumes)).transpose()?;
 
     let fleet = submission.spec.fleet;
     let device =
@@ -64,6 +62,8 @@ pub(super) fn run<'py>(
     let chosen = py.detach(|| worker::device::chosen(&device));
     // The wheel's own networks compute on the CPU, so a fallback is no news.
     let Chosen { devices, .. } = chosen.map_err(|error| exception("ClusterError", &error.to_string()))?;
+    let keeps_model = out.is_none();
+    let out = out.map(|dir| follow::folder(&dir, resumes)).transpose()?;
     let workers = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let devices = spread(&devices, workers);
     let registry = registry.for_job(&submission.spec);
