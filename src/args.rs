@@ -721,6 +721,9 @@ pub(crate) struct Compute {
     /// file's folder]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = data::parse_patience,
+        help = roles::DATA_PATIENCE)]
+    pub(crate) data_patience: Duration,
     /// Instructions that libtorch may use on the CPU. `portable` is slower; machines with AVX2 and
     /// with AVX-512 then give the same bits
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = Instructions::Native)]
@@ -932,6 +935,27 @@ mod tests {
             (found.ca, found.token, found.tokens, found.insecure),
             (path("ca"), path("mine"), None, true)
         );
+    }
+
+    #[test]
+    fn verbs_that_read_data_take_the_patience_of_a_worker() {
+        let patience = |line: &str| match Cli::try_parse_from(line.split(' ')).unwrap().command {
+            Command::Run(run) => run.compute.data_patience,
+            Command::Evaluate(evaluate) => evaluate.measure.compute.data_patience,
+            Command::Predict(predict) => predict.measure.compute.data_patience,
+            other => panic!("{other:?}"),
+        };
+        for verb in ["run j.toml", "evaluate j.toml --model m", "predict j.toml --model m --out p.npy"] {
+            let default = worker::Options::default().data_patience;
+            assert_eq!(patience(&format!("ebb {verb}")), default, "{verb}");
+            let set = patience(&format!("ebb {verb} --data-patience 1500ms"));
+            assert_eq!(set, Duration::from_millis(1500), "{verb}");
+        }
+        for (text, reason) in [("11m", "at most 600s"), ("soon", "is no duration")] {
+            let line = ["ebb", "run", "j.toml", "--data-patience", text];
+            let said = Cli::try_parse_from(line).unwrap_err().to_string();
+            assert!(said.contains("--data-patience") && said.contains(reason), "{said}");
+        }
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub(crate) fn measure_args(dir: &std::path::Path, set: &str) -> Measure {
             threads: 1,
             device: Choice::Auto,
             data_root: None,
+            data_patience: data::PATIENCE,
             numerics: Instructions::Native,
         },
         reach,

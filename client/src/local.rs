@@ -36,6 +36,9 @@ pub struct Options {
     /// Folder that the job's data paths start from, absolute ones too. Default: the job file's
     /// folder.
     pub data_root: Option<PathBuf>,
+    /// Time during which a request for data by URL is repeated; see
+    /// [`worker::Options::data_patience`].
+    pub data_patience: Duration,
     /// Name of the job whose program this process runs. Default: empty, it runs none.
     pub program: String,
     /// Numerics class of the program's model. Default: that of the engine.
@@ -49,6 +52,7 @@ impl Default for Options {
             ps: 1,
             threads: 1,
             data_root: None,
+            data_patience: data::PATIENCE,
             program: String::new(),
             numerics: None,
         }
@@ -63,6 +67,7 @@ impl Options {
             threads: self.threads,
             device,
             data_root: self.data_root.clone(),
+            data_patience: self.data_patience,
             program: self.program.clone(),
             numerics: self.numerics.clone(),
             // The user of this process chose the job's URLs.
@@ -244,6 +249,14 @@ data = { format = "csv", header = false, train = { features = ["x.csv"] }, valid
 batch = { micro = 2, effective = 4 }
 optimizer = { kind = "sgd", learning_rate = 0.1 }
 "#;
+
+    #[test]
+    fn workers_have_the_patience_of_the_cluster() {
+        let patience = |options: Options| options.worker(0, Device::Cpu).data_patience;
+        let data_patience = Duration::from_millis(1500);
+        assert_eq!(patience(Options { data_patience, ..Options::default() }), data_patience);
+        assert_eq!(patience(Options::default()), worker::Options::default().data_patience);
+    }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_job_is_submitted_followed_and_fetched_in_this_process() {

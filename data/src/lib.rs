@@ -108,7 +108,8 @@ pub use observer::Observer;
 pub use packed::unpacked_bytes;
 pub use pattern::without_patterns;
 pub use remote::{
-    PATIENCE, PATIENCE_MAX, allow_urls, be_patient_for, every_url, use_store_settings, wrong_prefixes,
+    PATIENCE, PATIENCE_MAX, allow_urls, be_patient_for, every_url, parse_patience, patience,
+    use_store_settings, wrong_prefixes,
 };
 pub use room::{limit_blocks, limit_memory};
 pub use sheet::{ContactSheet, contact_sheet};

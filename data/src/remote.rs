@@ -51,6 +51,18 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest time of repetitions that a process may set.
 pub const PATIENCE_MAX: Duration = Duration::from_secs(600);
 
+/// Reads a time of repetitions, such as `30s`.
+///
+/// # Errors
+/// The text is no duration, or one above [`PATIENCE_MAX`].
+pub fn parse_patience(text: &str) -> Result<Duration, String> {
+    let patience = proto::duration::parse(text)?;
+    match patience <= PATIENCE_MAX {
+        true => Ok(patience),
+        false => Err(format!("`{text}`: at most {PATIENCE_MAX:?}")),
+    }
+}
+
 /// Time of repetitions in this process.
 static PATIENT_FOR: RwLock<Duration> = RwLock::new(PATIENCE);
 
@@ -62,8 +74,7 @@ pub fn be_patient_for(patience: Duration) {
 }
 
 /// Returns for how long this process repeats a request.
-#[cfg(feature = "cloud")]
-fn patience() -> Duration {
+pub fn patience() -> Duration {
     *PATIENT_FOR.read().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -543,10 +554,11 @@ mod with {
             Failure::Passing(what) => (
                 format!("the server stays away: {what}"),
                 if is_web {
-                    "check that the server is up, and that this machine reaches it, or give `ebb worker` more --data-patience"
+                    "check that the server is up, and that this machine reaches it, or set a longer data_patience \
+                     (--data-patience)"
                 } else {
-                    "check the credentials, the region, the endpoint and the network of this machine, or give `ebb worker` \
-                     more --data-patience"
+                    "check the credentials, the region, the endpoint and the network of this machine, or set a longer \
+                     data_patience (--data-patience)"
                 },
             ),
             Failure::Other(what) if is_web => (what, "check the URL and the server"),

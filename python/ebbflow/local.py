@@ -24,6 +24,7 @@ def run(
     threads: int = 1,
     device: str = "auto",
     data_root: str | os.PathLike[str] | None = None,
+    data_patience: str = "1m",
     changes: Mapping[str, Any] | None = None,
     resume: Resume = False,
     out: str | os.PathLike[str] | None = None,
@@ -46,6 +47,9 @@ def run(
         device: ``cpu``; ``cuda:N``, or several such as ``cuda:0,2``; ``all`` CUDA devices; or
             ``auto``: every CUDA device, otherwise the CPU.
         data_root: Folder that all data paths of the job start from, absolute ones too.
+        data_patience: Time during which a failed request for data by URL is repeated, with waits
+            that double from 0.2s. Then the task fails. At most 10min; a few attempts are made in
+            any case.
         changes: Settings to change, such as ``{"optimizer.learning_rate": 0.01}``.
         resume: Go on from the newest checkpoint of an earlier run.
         out: Folder for the results. Default: none; the model stays in memory.
@@ -66,6 +70,7 @@ def run(
         "threads": threads,
         "device": device,
         "data_root": data_root,
+        "data_patience": data_patience,
     }
     folder = None if out is None else Path(out)
     with _torchscript.kept(), Collector(progress, on_event) as collector:

@@ -556,6 +556,7 @@ def join(
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
     limits: Mapping[str, Any] | None = None,
+    data_patience: str = "1m",
     callbacks: Sequence[Callback] = (),
     name: str | None = None,
     master: str | None = None,
@@ -604,6 +605,9 @@ def join(
         checkpoint_every: Epochs between two checkpoints.
         limits: Settings of the section ``[limits]`` of a job file, such as
             ``{"pull_timeout": "60s"}``.
+        data_patience: Time during which a failed request for data by URL is repeated, with waits
+            that double from 0.2s. Then the task fails. At most 10min; a few attempts are made in
+            any case. It is for :func:`ebbflow.data.source`.
         callbacks: Objects that hear the events of the job, in one elected process at a time. Each
             process gives its own.
         name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py`` and
@@ -720,6 +724,7 @@ def join(
             script,
             device,
             agent,
+            data_patience,
         )
         caller = None
         if callbacks:

@@ -16,6 +16,10 @@ const AVAILABILITY: &str = "High availability";
 const GENERAL: &str = "Settings";
 const SCRIPTS: &str = "Scripts of users";
 
+/// The help of `data_patience`, which every command has that reads the data of a job.
+pub(crate) const DATA_PATIENCE: &str = "Time during which a failed request for data by URL is repeated, with waits that \
+    double from 0.2s. Then the task fails. At most 10min; a few attempts are made in any case";
+
 /// libtorch may use all instructions of the CPU.
 const NATIVE: &str = "native";
 
@@ -524,14 +528,7 @@ impl Role for Worker {
                 TIMES,
                 "Time in which a draining worker finishes its microbatch and hands back the rest",
             ),
-            option(
-                "data_patience",
-                Kind::Duration,
-                "DURATION",
-                TIMES,
-                "Time during which a failed request for data by URL is repeated, with waits that double from 0.2s. Then the \
-                 task fails. At most 10min; a few attempts are made in any case",
-            ),
+            option("data_patience", Kind::Duration, "DURATION", TIMES, DATA_PATIENCE),
             option("prefetch", Kind::Count, "N", LIMITS, "Number of microbatches that are read ahead"),
             option(
                 "data_threads",

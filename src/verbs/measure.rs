@@ -29,6 +29,8 @@ pub(super) async fn measure(
     client::check_predictions(&submission.spec)?;
     submission.check_free(stores).await?;
     submission.read_initial(stores).await?;
+    // Patterns are replaced before a worker starts.
+    data::be_patient_for(args.compute.data_patience);
     let is_here = args.reach.master.url.is_none();
     let root = args.compute.data_root.as_deref().filter(|_| is_here);
     client::replace_patterns(&mut submission.spec, root).await?;

@@ -42,6 +42,8 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     if args.resume.is_asked() && submission.spec.checkpoint.is_none() {
         return Err(client::Error::NothingToResume.into());
     }
+    // Patterns are replaced before a worker starts.
+    data::be_patient_for(args.compute.data_patience);
     let root = args.compute.data_root.as_deref();
     submission.ready_for_here(&app.environment.stores, &app.registry, root).await?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
@@ -81,6 +83,7 @@ pub(super) async fn here(
         ps: fleet.ps,
         threads: compute.threads as usize,
         data_root: compute.data_root,
+        data_patience: compute.data_patience,
         ..client::Options::default()
     };
     let registry = app.registry.clone().for_job(&submission.spec);

@@ -65,6 +65,7 @@ fn refuse_for_script(args: &args::Run) -> Result<()> {
     let given = [
         ("--set", !args.overrides.is_empty(), in_join),
         ("--threads", compute.threads != 1, in_join),
+        ("--data-patience", compute.data_patience != data::PATIENCE, in_join),
         ("--data-root", compute.data_root.is_some(), "the script opens its data"),
         ("--resume", resume.resume, "jobs of a script have no checkpoints"),
         ("--resume-anyway", resume.resume_anyway, "jobs of a script have no checkpoints"),
@@ -380,6 +381,7 @@ mod tests {
         for (flag, instead) in [
             ("--set a=1", "ebbflow.join"),
             ("--threads 2", "ebbflow.join"),
+            ("--data-patience 2m", "ebbflow.join"),
             ("--data-root /d", "data"),
             ("--resume", "checkpoints"),
             ("--resume-anyway", "checkpoints"),

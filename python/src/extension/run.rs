@@ -27,6 +27,7 @@ pub(super) struct Cluster {
     threads: usize,
     device: String,
     data_root: Option<PathBuf>,
+    data_patience: String,
 }
 
 /// Trains a job in this process. Returns its state as JSON, and the bytes of its model if there is
@@ -41,7 +42,7 @@ pub(super) fn run<'py>(
     out: Option<PathBuf>,
     on_event: &Bound<'py, PyAny>,
 ) -> PyResult<(String, Option<Bound<'py, PyBytes>>)> {
-    let Cluster { workers, ps, threads, device, data_root } = cluster;
+    let Cluster { workers, ps, threads, device, data_root, data_patience } = cluster;
     for (name, number) in [("workers", workers), ("ps", ps), ("threads", u32::try_from(threads).ok())] {
         if number == Some(0) {
             return Err(PyValueError::new_err(format!("{name}=0: expected at least 1")));
@@ -49,9 +50,12 @@ pub(super) fn run<'py>(
     }
     let device: Choice =
         device.parse().map_err(|error| exception("InvalidJobError", &format!("device: {error}")))?;
+    let data_patience = ebbflow::data::parse_patience(&data_patience)
+        .map_err(|error| exception("InvalidJobError", &format!("data_patience: {error}")))?;
     let (mut submission, stores) = job.read()?;
     let (registry, resumes) = (torchscript::registry(), submission.start != client::Start::New);
     ebbflow::data::use_store_settings(stores.settings().clone());
+    ebbflow::data::be_patient_for(data_patience);
     wait(py, || async { submission.ready_for_here(&stores, &registry, data_root.as_deref()).await })?
         .map_err(|error| raised(&error))?;
     submission.fit_fleet(workers, ps);
@@ -67,7 +71,7 @@ pub(super) fn run<'py>(
     let workers = workers_on(&devices, workers, fleet.workers.min, fleet.workers.max);
     let devices = spread(&devices, workers);
     let registry = registry.for_job(&submission.spec);
-    let options = Options { devices, ps: fleet.ps, threads, data_root, ..Options::default() };
+    let options = Options { devices, ps: fleet.ps, threads, data_root, data_patience, ..Options::default() };
     // An interrupt drops the cluster, which ends its tasks.
     let mut local = wait(py, || async { Local::start(options, stores, registry).await })?
         .map_err(|error| raised(&error))?;

@@ -67,9 +67,9 @@ pub(super) struct Session {
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
-    /// the job computes nothing.
+    /// the job computes nothing. Without `data_patience` the process keeps the one that it has.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
@@ -83,13 +83,19 @@ impl Session {
         script: u64,
         device: Option<(String, u64)>,
         agent: Option<i32>,
+        data_patience: Option<&str>,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
         let keys = secrets.map_or_else(|| Ok(Keys::default()), Secrets::keys)?;
         let numerics = numerics.map(|(facts, results)| Numerics::computed(&facts, &results));
         let device = device.map(|(name, memory_bytes)| ProgramDevice { name, memory_bytes });
-        let place = Place { threads, numerics, master, name, keys, agent, script, device };
+        let data_patience = data_patience.map_or_else(|| Ok(data::patience()), data::parse_patience);
+        let data_patience =
+            data_patience.map_err(|why| PyValueError::new_err(format!("data_patience: {why}")))?;
+        // Patterns are replaced before a worker starts.
+        data::be_patient_for(data_patience);
+        let place = Place { threads, numerics, master, name, keys, agent, script, device, data_patience };
         let (link, messages) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
         let token = stop.clone();

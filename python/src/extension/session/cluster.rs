@@ -41,6 +41,8 @@ pub(super) struct Place {
     pub(super) script: u64,
     /// Device of the program's model. `None`: the CPU.
     pub(super) device: Option<ProgramDevice>,
+    /// Time during which a request for data by URL is repeated.
+    pub(super) data_patience: Duration,
 }
 
 /// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
@@ -101,6 +103,7 @@ impl Part<'_> {
         // The device of the program's model is its own affair.
         let options = client::Options {
             threads: place.threads,
+            data_patience: place.data_patience,
             program: self.spec.name.clone(),
             numerics: place.numerics.clone(),
             ..client::Options::default()
@@ -146,6 +149,7 @@ impl Part<'_> {
         let options = worker::Options {
             name: place.name.clone().unwrap_or_else(|| format!("script-{}", std::process::id())),
             threads: place.threads,
+            data_patience: place.data_patience,
             program: self.spec.name.clone(),
             script: place.script,
             numerics: place.numerics.clone(),
