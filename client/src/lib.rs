@@ -65,7 +65,7 @@ pub use self::jobs::{Client, failure};
 pub use self::local::{Local, Options};
 pub use self::logs::Logs;
 pub use self::notice::{Notice, Notices};
-pub use self::ready::{check_predictions, replace_patterns};
+pub use self::ready::{check_data, check_predictions, replace_patterns};
 pub use self::script::{ScriptSubmission, is_script};
 pub use self::shards::Shards;
 pub use self::submission::{Start, Submission, absolute};

@@ -58,7 +58,7 @@ impl Submission {
             let known = registry.names().into_iter().map(str::to_owned).collect();
             return Err(Error::UnknownNetwork { name: name.clone(), known });
         }
-        find_data(&self.spec, root)
+        check_data(&self.spec, root)
     }
 
     /// Changes the job's fleet to these numbers of workers and ps, where they are given. They win
@@ -92,8 +92,15 @@ pub async fn replace_patterns(spec: &mut JobSpec, root: Option<&Path>) -> Result
     Ok(spec.validate()?)
 }
 
-/// Checks that all local data files can be read.
-fn find_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
+/// Checks that all local data files can be read. Patterns are replaced before.
+///
+/// # Errors
+/// Some cannot: all of them, with the reasons.
+pub fn check_data(spec: &JobSpec, root: Option<&Path>) -> Result<()> {
+    if spec.data.format == Format::Index {
+        // The records are the program's own.
+        return Ok(());
+    }
     let sets = [DataSet::Train, DataSet::Validation].into_iter().filter_map(|set| spec.data.files(set));
     let sets: Vec<_> = sets.collect();
     let files = sets.iter().flat_map(|files| files.lists.values().flatten());
@@ -168,6 +175,19 @@ mod tests {
         let submission = Submission::read(&job_file(dir.path(), &job), &[]).unwrap();
         let error = submission.check_here(&Registry::default(), None).unwrap_err().to_string();
         assert!(error.contains("no network `lineal`") && error.contains("linear, "), "{error}");
+    }
+
+    #[test]
+    fn records_of_a_program_are_no_files() {
+        let job = serde_json::json!({
+            "name": "loop",
+            "epochs": 1,
+            "model": { "builtin": proto::spec::PROGRAM, "loss": "module" },
+            "data": { "format": "index", "train": { "files": ["100"] } },
+            "batch": { "micro": 1 },
+            "optimizer": { "kind": "sgd", "learning_rate": 1.0 },
+        });
+        check_data(&JobSpec::from_json(&job.to_string()).unwrap(), None).unwrap();
     }
 
     #[test]

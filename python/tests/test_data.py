@@ -274,6 +274,19 @@ def test_bad_records_are_skipped_or_end_the_job_as_in_a_job_file(tmp_path: Path)
         strict[7]
 
 
+def test_files_that_are_missing_are_all_named_before_the_job_is_sent(
+    folder: Path, tmp_path: Path, shared: Place
+) -> None:
+    files = {"x": tmp_path / "no-x.npy", "y": folder / "train-y.npy"}
+    missing = ebbflow.data.source(files, format="npy", inputs=["x"], label="y")
+    said = r"(?s)1 of 2 data files cannot be read.*no-x\.npy: No such file"
+    together: dict[str, Any] = {"master": shared.cluster.url, "name": "missing"}
+    for options in ({}, together):
+        with pytest.raises(errors.SessionFailedError, match=said):
+            train(missing, **options)
+    assert not [job for job in shared.client.jobs() if job.job.startswith("missing")]
+
+
 def test_measured_records_have_transforms_of_their_own(folder: Path) -> None:
     clip = {"x": [{"op": "clip", "min": -0.5, "max": 0.5}]}
     plain, _ = train(npy(folder), npy(folder, "eval"))

@@ -184,10 +184,12 @@ impl Part<'_> {
         ended
     }
 
-    /// Submits the job, or takes part in it where it lives. Returns its name.
+    /// Submits the job, or takes part in it where it lives, once this process has its data files.
+    /// Returns its name.
     async fn submit(&self, client: &Client, script: u64) -> client::Result<String> {
         let mut submission = Submission::new(&self.spec)?;
         client::replace_patterns(&mut submission.spec, None).await?;
+        client::check_data(&submission.spec, None)?;
         submission.join = true;
         submission.script = script;
         Ok(client.submit(submission).await?.name)
