@@ -56,9 +56,8 @@ def main() -> None:
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
     (job,) = sessions
-    assert job.summary is not None
     found = {"sha": job.model_sha256, "elected": job.elected, "steps": steps}
-    found["numerics"] = job.summary["numerics"]
+    found["numerics"] = None if job.summary is None else job.summary["numerics"]
     print(json.dumps({**found, "metrics": job.metrics, "history": job.history}))
 
 
