@@ -138,6 +138,13 @@ pub trait FileBytes: Send + Sync + fmt::Debug {
     /// Returns all bytes.
     fn bytes(&self) -> &[u8];
 
+    /// Tells the system that parts will be read which lie anywhere. Default: all bytes are in
+    /// memory.
+    fn expect_parts(&self) {}
+
+    /// Begins to read a part from the disk. Default: it is in memory.
+    fn expect(&self, _range: Range<usize>) {}
+
     /// Returns the bytes of memory that only a column holds. Default: none, the file's owner holds
     /// them.
     fn owned_bytes(&self) -> usize {

@@ -14,11 +14,12 @@ use std::fs::File;
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::{Advice, Mmap};
 use proto::spec::Format;
 
 use crate::column::{Aligned, FileBytes, Memory};
@@ -189,6 +190,8 @@ struct Opened {
     file: File,
     bytes: u64,
     modified: Option<SystemTime>,
+    /// Whether its blocks are read, in any order.
+    is_in_blocks: AtomicBool,
 }
 
 /// A mapped file.
@@ -198,6 +201,16 @@ struct Mapped(Mmap);
 impl FileBytes for Mapped {
     fn bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    fn expect_parts(&self) {
+        // A system that refuses reads more than it has to.
+        drop(self.0.advise(Advice::Random));
+    }
+
+    fn expect(&self, range: Range<usize>) {
+        // The bytes are read when they are used, at the latest.
+        drop(self.0.advise_range(Advice::WillNeed, range.start, range.len()));
     }
 }
 
@@ -247,7 +260,12 @@ impl Object {
         // SAFETY: bytes that another process changes meanwhile are wrong values, and `check` finds
         // such changes. No value of a type with invalid bit patterns is made of them.
         let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
-        let opened = Opened { bytes: metadata.len(), modified: metadata.modified().ok(), file };
+        let opened = Opened {
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+            file,
+            is_in_blocks: AtomicBool::new(false),
+        };
         let version = opened.modified.and_then(version::of_local).unwrap_or_default();
         let object = Self::here(path, Arc::new(Mapped(mapped)), Some(Arc::new(opened)));
         Ok(Self { version, ..packed::unpacked(object, access, observer)? })
@@ -411,6 +429,28 @@ impl Object {
         }
     }
 
+    /// Says that blocks of the file are read from now on, in any order. From then on the system
+    /// reads from a disk what [`slice_to_keep`](Self::slice_to_keep) is asked for, and nothing that
+    /// lies around it.
+    pub(crate) fn read_in_blocks(&self) {
+        if let Place::Here { bytes, mapped: Some(opened), .. } = &self.place
+            && !opened.is_in_blocks.swap(true, Ordering::Relaxed)
+        {
+            bytes.expect_parts();
+        }
+    }
+
+    /// Begins to read a part of a file from the disk whose blocks are read.
+    fn expect(&self, range: Range<usize>) {
+        if let Place::Here { bytes, mapped: Some(opened), .. } = &self.place
+            && opened.is_in_blocks.load(Ordering::Relaxed)
+            && range.start < range.end
+            && range.end <= self.len()
+        {
+            bytes.expect(range);
+        }
+    }
+
     /// Returns a part of the bytes of which the caller keeps its own form. What other machines send
     /// is not kept beside it.
     ///
@@ -421,7 +461,10 @@ impl Object {
             Place::Remote { file, .. } if range.start <= range.end && range.end <= self.len() => {
                 file.read_to_keep(range.start as u64..range.end as u64)
             }
-            _ => self.slice(range),
+            _ => {
+                self.expect(range.clone());
+                self.slice(range)
+            }
         }
     }
 
@@ -501,7 +544,7 @@ impl Object {
     /// # Errors
     /// Somebody has.
     pub(crate) fn check(&self) -> Result<()> {
-        let Opened { file, bytes, modified } = match &self.place {
+        let Opened { file, bytes, modified, .. } = match &self.place {
             Place::Here { mapped: Some(opened), .. } => &**opened,
             Place::Packed(packed) => return packed.file().check(),
             Place::Here { mapped: None, .. } | Place::Remote { .. } | Place::Folder(_) => return Ok(()),
@@ -525,7 +568,7 @@ impl Object {
         if let Place::Packed(packed) = &self.place {
             return Ok(content.followed_by(packed.content()));
         }
-        let mut reader = self.reader(0);
+        let (mut reader, mut at) = (self.reader(0), 0);
         loop {
             let window = reader.window()?;
             if window.is_empty() {
@@ -533,6 +576,8 @@ impl Object {
             }
             for piece in window.chunks(PIECE_BYTES) {
                 observer.advance();
+                self.expect(at..at + piece.len());
+                at += piece.len();
                 content.add(piece);
             }
         }
@@ -685,6 +730,23 @@ impl<'a> Scan<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mapped_file_that_is_read_in_blocks_has_the_same_bytes() {
+        let (dir, plain) =
+            (tempfile::tempdir().unwrap(), (0..=255).cycle().take(100_000).collect::<Vec<u8>>());
+        let path = dir.path().join("a");
+        std::fs::write(&path, &plain).unwrap();
+        let object = Object::open(&path, Access::Anywhere, &()).unwrap();
+        let content = object.hash(Content::default(), &()).unwrap();
+        object.read_in_blocks();
+        object.read_in_blocks();
+        for range in [0..100_000, 5000..5001, 70_001..99_999, 7..7] {
+            assert_eq!(&*object.slice_to_keep(range.clone()).unwrap(), &plain[range.clone()], "{range:?}");
+        }
+        assert!(object.slice_to_keep(5..100_001).unwrap_err().to_string().contains("it has 100000 bytes"));
+        assert_eq!(object.hash(Content::default(), &()).unwrap(), content);
+    }
 
     #[test]
     fn parts_of_a_file_are_those_of_its_bytes() {

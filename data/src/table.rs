@@ -283,8 +283,13 @@ impl Table {
     }
 
     fn block(&self, part: usize, block: usize, columns: &Arc<[usize]>) -> Result<Blocks> {
-        let source = &self.parts[part].source;
-        let read = || source.read(block, columns);
+        let Part { object, source, .. } = &self.parts[part];
+        let read = || {
+            if !source.is_in_place() {
+                object.read_in_blocks();
+            }
+            source.read(block, columns)
+        };
         let key = cache::Key { table: self.id, part, block, columns: columns.clone() };
         cache::block(&key, read)
     }
