@@ -56,6 +56,11 @@ impl Aligned {
         self.lines.capacity() * ALIGNMENT
     }
 
+    /// Gives back memory that holds no bytes.
+    pub(crate) fn shrink(&mut self) {
+        self.lines.shrink_to_fit();
+    }
+
     /// Appends bytes.
     pub fn extend(&mut self, bytes: &[u8]) {
         // At once: the line that the last bytes begin would double the memory.
@@ -288,6 +293,16 @@ impl Column {
     /// Returns all values as little-endian bytes.
     pub fn bytes(&self) -> &[u8] {
         self.memory.bytes()
+    }
+
+    /// Gives back memory that holds no values.
+    pub(crate) fn shrink(&mut self) {
+        if let Memory::Owned(bytes) = &mut self.memory {
+            bytes.shrink();
+        }
+        if let Some(ends) = &mut self.ends {
+            ends.shrink_to_fit();
+        }
     }
 
     /// Returns the bytes of memory that the column owns.
@@ -629,6 +644,16 @@ fn stride(spec: &ColumnSpec) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_that_holds_no_values_is_given_back() {
+        let mut column = Column::with_capacity(ColumnSpec::ragged("x", ElementType::U8, []), 0);
+        (0..100).for_each(|at| column.push(&vec![at; 1000]));
+        column.shrink();
+        let taken = column.owned_bytes();
+        assert!((100_800..100_800 + ALIGNMENT).contains(&taken), "{taken}");
+        assert_eq!((column.record(0), column.record(99)), (&[0; 1000][..], &[99; 1000][..]));
+    }
 
     #[test]
     fn columns_of_a_batch_begin_at_an_aligned_address() {

@@ -288,7 +288,10 @@ impl Table {
             if !source.is_in_place() {
                 object.read_in_blocks();
             }
-            source.read(block, columns)
+            let mut columns = source.read(block, columns)?;
+            // A decoder that learns sizes on its way has taken up to twice the memory.
+            columns.iter_mut().for_each(Column::shrink);
+            Ok(columns)
         };
         let key = cache::Key { table: self.id, part, block, columns: columns.clone() };
         cache::block(&key, read)
