@@ -93,6 +93,7 @@ mod tests {
             folder: dir.join("staging"),
             store: Some(Arc::new(Shards::open(stores, URL).unwrap())),
             size: ShardSize::Records(2),
+            shuffle: None,
             threads: 2,
             overwrite,
         };

@@ -132,6 +132,7 @@ fn made(folder: &Path, to: Format) -> Vec<Vec<u8>> {
             folder: folder.join(format!("{}-{number}", to.name())),
             store: None,
             size: ShardSize::Records(100),
+            shuffle: None,
             threads: 1,
             overwrite: true,
         };
