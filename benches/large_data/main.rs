@@ -10,13 +10,12 @@
 //! | figure | bound | because |
 //! | --- | --- | --- |
 //! | anonymous + shared memory of a worker | 0.8 GiB | the rest is for pages of files |
-//! | bytes that the epoch reads, of the data set's bytes | 1.2 | each lane is read once by one worker |
+//! | bytes that the epoch reads, of the data set's bytes | 1.2 | each lane is read once |
 //! | model | the same bits | whatever the fleet and the source |
 //!
-//! A lane that changes its worker costs one more window and one more block. With the order `window`
-//! this is subtracted from the bytes: the master counts such lanes. A table has the bytes without
-//! this, and the lanes. The index reads each file once before the epoch. A bench that misses a bound
-//! fails.
+//! A lane that changes its worker costs one more window and one more block. The master counts such
+//! lanes, and the bench subtracts their cost. Its first table has the bytes as they were read, and
+//! the lanes. The index reads each file once before the epoch. A bench that misses a bound fails.
 //!
 //! `cargo bench --no-default-features --features cloud --bench large_data -- [RUN..]` needs Docker,
 //! root, 10 GiB of disk below `target`, 12 GiB of memory for moto and an hour. Names of runs

@@ -1,8 +1,8 @@
 //! Whether data suits `shuffle = "records"`, an order in which any record may be next (ADR 51).
 //!
 //! A record that is not in memory costs all that is read with it: its block, and of some formats at
-//! least a piece of a file on another machine. The chance that it is in memory is the share of the decoded data
-//! for which the cache has room.
+//! least a piece of a file on another machine. The chance that it is in memory is the share of the
+//! decoded data for which the cache has room.
 //!
 //! ```text
 //! decoded data    | in the cache | elsewhere                       |

@@ -2,8 +2,8 @@
 //!
 //! A file is a sequence of *blocks*. A block is what a format decodes at once: a row group of
 //! Parquet, a batch of Arrow, a whole array in memory, 4 MiB of a CSV file, of a tar archive or of
-//! an array elsewhere, and 128 KiB of the latter if any of its records may be next. Some records of a block cost as much as all of them, so decoded blocks stay
-//! in memory for a while (`cache.rs`).
+//! an array elsewhere, and 128 KiB of the latter if any of its records may be next. Some records of
+//! a block cost as much as all of them, so decoded blocks stay in memory for a while (`cache.rs`).
 //!
 //! A format asks an `Object` for the parts that it needs (`Object::slice`), because the file may
 //! lie on another machine.

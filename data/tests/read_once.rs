@@ -132,8 +132,8 @@ fn an_index_asks_for_each_part_of_a_text_once_and_reports_its_progress() {
         let ranges = server.ranges.lock().unwrap();
         assert!(ranges.values().all(|&count| count == 1), "{format}: {ranges:#?}");
         let bytes: usize = ranges.keys().map(|&(first, last)| last.min(content.len() - 1) + 1 - first).sum();
-        // One byte more, because the first request asks whether the server gives parts; and the head
-        // of the file, which says whether it is compressed.
+        // One byte more, because the first request asks whether the server gives parts, and the
+        // head of the file, which says whether it is compressed.
         assert_eq!(bytes, content.len() + 1 + 1024, "{format}: {ranges:#?}");
         let pieces = pieces.0.into_inner();
         assert!(pieces >= content.len() / (8 << 20), "{format}: {pieces} pieces");

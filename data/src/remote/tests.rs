@@ -594,7 +594,7 @@ fn every_format_reads_from_a_server_what_it_reads_from_a_disk() {
         assert_eq!(there.version(), "\"1\"", "{name}");
         let asked: usize =
             server.requests().iter().filter_map(Request::range).map(|(from, to)| to - from).sum();
-        // A file is looked at with one byte, and its head and its footer are fetched for themselves.
+        // A file is looked at with one byte. Its head and its footer are fetched for themselves.
         let most = file.len() + 1 + 4 * HEAD_BYTES as usize;
         assert!(asked <= most, "{name}: {asked} bytes of {} were fetched", file.len());
     }
