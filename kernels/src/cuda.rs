@@ -38,7 +38,7 @@ pub(crate) mod update;
 #[cfg(feature = "cuda")]
 pub use self::device::Device;
 #[cfg(feature = "cuda")]
-pub use self::ipc::{Handle, Opened};
+pub use self::ipc::{Handle, Opened, Part};
 #[cfg(feature = "cuda")]
 pub use crate::error::Error;
 

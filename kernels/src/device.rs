@@ -5,15 +5,19 @@
 
 use std::fmt;
 use std::path::Path;
-#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use proto::tensor::DType;
 
+use crate::Opened;
 #[cfg(feature = "cuda")]
 use crate::cuda::{self, memory::Pinned};
 use crate::error::Error;
 use crate::storage::Storage;
+
+/// A part of memory that another process has exported begins at a multiple of so many bytes. CUDA
+/// aligns what it allocates so.
+pub const PART_ALIGNMENT: usize = 256;
 
 /// The processor of the host, or an open CUDA device. Clones are the same device.
 ///
@@ -108,6 +112,54 @@ impl Device {
         {
             None
         }
+    }
+
+    /// Returns the UUID of a CUDA device, which is one for all processes. `None`: it is the
+    /// processor of the host.
+    #[must_use]
+    pub fn uuid(&self) -> Option<[u8; 16]> {
+        #[cfg(feature = "cuda")]
+        {
+            self.cuda.as_ref().map(|device| device.uuid())
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            None
+        }
+    }
+
+    /// Creates `len` zeros in memory that another process of this host can [open](Self::open) by
+    /// the handle, whose bytes are for a message (ADR 58). It takes whole pieces of 2 MiB.
+    ///
+    /// The other process finds what [`settle`](Self::settle) has waited for. The storage has to
+    /// live until the other process has closed the memory, and may not change while it is read
+    /// there.
+    ///
+    /// # Errors
+    /// It is the processor of the host, the device has too little free memory, or its driver passes
+    /// no memory to other processes. The device goes on.
+    pub fn exported(&self, dtype: DType, len: usize) -> Result<(Storage, Vec<u8>), Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            let (storage, handle) = Storage::exported(device, dtype, len)?;
+            return Ok((storage, handle.to_bytes().to_vec()));
+        }
+        let _ = (dtype, len);
+        Err(Error::OnHost)
+    }
+
+    /// Opens memory that another process has exported, with values of one type.
+    ///
+    /// # Errors
+    /// It is the processor of the host, the memory lies on another device, it is gone, or the
+    /// driver refuses to pass it. The device goes on.
+    pub fn open(&self, dtype: DType, handle: &[u8]) -> Result<Arc<Opened>, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return device.open_message(dtype, handle).map(Arc::new);
+        }
+        let _ = (dtype, handle);
+        Err(Error::OnHost)
     }
 
     /// Creates `len` zeros.

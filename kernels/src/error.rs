@@ -10,6 +10,9 @@ pub enum Error {
          on the CPU"
     )]
     NotBuilt,
+    /// The processor of the host exports no memory, and opens none.
+    #[error("memory of a CUDA device does not cross to or from the processor of the host")]
+    OnHost,
     /// The machine has no CUDA driver.
     #[error(
         "no CUDA driver: the loader found no `libcuda.so.1` on this machine; install NVIDIA's driver, or compute on \

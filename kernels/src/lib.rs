@@ -34,8 +34,12 @@ pub mod parallel;
 mod slot;
 pub mod storage;
 pub mod telemetry;
+#[cfg(not(feature = "cuda"))]
+mod unopened;
 mod update;
 
+#[cfg(feature = "cuda")]
+pub use cuda::{Opened, Part};
 pub use device::Device;
 pub use error::Error;
 pub use groups::{Optimizers, Updates};
@@ -43,3 +47,5 @@ pub use merge::Merge;
 pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};
 pub use storage::{Operand, Slot, Storage};
+#[cfg(not(feature = "cuda"))]
+pub use unopened::{Opened, Part};

@@ -160,6 +160,18 @@ impl Storage {
         }
     }
 
+    /// Copies bytes of the host over those from `begin` on.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub fn place(&mut self, begin: usize, values: &[u8]) {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &mut self.memory {
+            return buffer.place(begin, values);
+        }
+        self.host_mut()[begin..begin + values.len()].copy_from_slice(values);
+    }
+
     /// Copies the values of storage of the same type to memory of the host. They are there when
     /// this returns.
     ///

@@ -35,6 +35,9 @@ const ANSWER: &str = "ANSWER: ";
 /// Values in the memory that crosses: not a whole number of the driver's blocks.
 const LENGTH: usize = 700_001;
 
+/// Values of a part of this memory.
+const PART: usize = 1000;
+
 /// Driver's error for what it does not support.
 const NOT_SUPPORTED: &str = "801";
 
@@ -108,7 +111,7 @@ fn what_another_process_is_told_to_do() {
 struct Other {
     device: Arc<Device>,
     exported: Option<Storage>,
-    opened: Vec<Opened>,
+    opened: Vec<Arc<Opened>>,
 }
 
 impl Other {
@@ -143,11 +146,17 @@ impl Other {
                 self.exported.as_mut().expect("exported").fill(float());
                 self.device.settle()?;
             }
+            "place" => {
+                let (at, value) = at_and_value(argument);
+                let values = value.to_le_bytes().repeat(PART);
+                self.exported.as_mut().expect("exported").place(at, &values);
+                self.device.settle()?;
+            }
             "free" => self.exported = None,
             "open" => {
                 let message = bytes(argument);
                 let handle = Handle::from_bytes(&message).expect("a handle");
-                self.opened.push(Opened::open(&self.device, DType::F32, &handle)?);
+                self.opened.push(Arc::new(Opened::open(&self.device, DType::F32, &handle)?));
             }
             "close" => drop(self.opened.pop().expect("opened")),
             "read" => {
@@ -166,11 +175,29 @@ impl Other {
                 there.receive(&sum)?;
                 return Ok(told(&there));
             }
+            // So it is with a part, which keeps the memory open.
+            "add_part" => {
+                let (at, value) = at_and_value(argument);
+                let part = self.opened.pop().expect("opened").part(DType::F32, at, PART * 4);
+                let mut sum = Storage::on_device(&self.device, DType::F32, PART)?;
+                sum.fill(value);
+                sum.merge(Operand::Stored(&part), Merge::Sum(WireType::F32));
+                drop(part);
+                let mut there = Storage::zeros(DType::F32, PART);
+                there.receive(&sum)?;
+                return Ok(told(&there));
+            }
             "settle" => self.device.settle()?,
             _ => panic!("no command `{verb}`"),
         }
         Ok("done".to_owned())
     }
+}
+
+/// Returns the place of a part in bytes, and a value.
+fn at_and_value(argument: &str) -> (usize, f32) {
+    let (at, value) = argument.split_once(' ').expect("a place and a value");
+    (at.parse().expect("a number"), value.parse().expect("a number"))
 }
 
 /// Returns the value of all elements, if they have one value.
@@ -212,6 +239,7 @@ fn memory_of_a_device_crosses_between_processes_and_what_goes_wrong_is_named() {
         return skip::skipped(skip::Lacks::Machine, &format!("this machine refuses: {handle}"));
     }
     values_cross_as_often_as_they_change(&mut exporter, &mut reader, &handle);
+    parts_are_written_and_read_alone(&mut exporter, &mut reader, &handle);
     wrong_handles_are_refused(&mut exporter, &mut reader, &handle);
     if !is_real() {
         a_driver_that_passes_no_memory_is_named(start("0", &[("EBB_TEST_IPC", NOT_SUPPORTED)]), &handle);
@@ -240,6 +268,17 @@ fn values_cross_as_often_as_they_change(exporter: &mut Process, reader: &mut Pro
     assert_eq!(reader.ask("add 10"), "3", "the memory was closed before it was read");
     assert_eq!(reader.ask(&open), "done", "it can be opened again");
     assert_eq!([reader.ask("read"), reader.ask("close")], ["-7", "done"]);
+}
+
+fn parts_are_written_and_read_alone(exporter: &mut Process, reader: &mut Process, handle: &str) {
+    assert_eq!(exporter.ask("fill -7"), "done");
+    for (at, value) in [("0", "1"), ("4096", "2.5"), ("8192", "4")] {
+        assert_eq!(exporter.ask(&format!("place {at} {value}")), "done");
+    }
+    for (at, sum) in [("0", "11"), ("4096", "12.5"), ("8192", "14"), ("12288", "3")] {
+        assert_eq!(reader.ask(&format!("open {handle}")), "done");
+        assert_eq!(reader.ask(&format!("add_part {at} 10")), sum, "the part from byte {at} on");
+    }
 }
 
 fn wrong_handles_are_refused(exporter: &mut Process, reader: &mut Process, handle: &str) {

@@ -6,7 +6,8 @@
 //!   is allocated and freed in that order too. So no operation on storage needs an event.
 //! - An upload runs on a stream of its own, into memory that no kernel uses yet. The call copies
 //!   the payload to page-locked memory and returns, so the payload's memory is the caller's again.
-//!   Kernels that are queued later wait for the upload on the device, and the host does not.
+//!   Kernels that are queued later wait for the upload on the device, and the host does not. An
+//!   upload into other memory waits for what `compute` has been told so far.
 //! - A download runs on a third stream, which waits for what `compute` has been told so far. So
 //!   kernels that are queued later do not wait for it.
 //! - The tracking of cudarc's slices is not used: it does not order a second reader, or the first
@@ -388,6 +389,18 @@ impl Device {
         let to = self.allocate_on(Some(&self.uploads), values.len())?;
         let copied = self.copy_in(values, to);
         copied.map(|()| to).inspect_err(|_| self.free(to))
+    }
+
+    /// Copies values over memory of the device, after all operations so far. Kernels that are
+    /// queued later find them there.
+    ///
+    /// # Safety
+    /// There are so many bytes, and they are the caller's.
+    pub(super) unsafe fn upload_over(&self, values: &[u8], to: Address) -> Result<(), Error> {
+        self.works()?;
+        let ordered = self.compute.record_event(None).and_then(|before| self.uploads.wait(&before));
+        ordered.map_err(|error| self.failed("receive values", error))?;
+        self.copy_in(values, to)
     }
 
     fn copy_in(&self, values: &[u8], Address(mut to): Address) -> Result<(), Error> {

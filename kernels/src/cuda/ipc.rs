@@ -1,7 +1,8 @@
 //! Memory of a device that two processes of one host use, by the handles of CUDA (ADR 58).
 //!
 //! One process exports memory when it allocates it, and sends the handle. The other process opens
-//! the handle and reads the memory where it lies, as any other operand of a kernel.
+//! the handle and reads the memory where it lies, whole or in parts, as any other operand of a
+//! kernel.
 //!
 //! Always true here:
 //!
@@ -28,6 +29,7 @@ use proto::tensor::DType;
 use super::device::{Device, reason, uuid_text};
 use super::launch::Address;
 use super::memory::{Buffer, Origin};
+use crate::device::PART_ALIGNMENT;
 use crate::error::Error;
 use crate::storage::Storage;
 
@@ -36,6 +38,9 @@ const BLOCK_BYTES: usize = 2 << 20;
 
 /// Bytes of CUDA's own handle.
 const RAW_BYTES: usize = 64;
+
+/// What an error says that the device could not do.
+const OPEN: &str = "open memory of another process";
 
 /// What CUDA's documentation demands of each call that opens memory.
 const FLAGS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
@@ -102,6 +107,30 @@ impl Opened {
         let buffer = Buffer::new(device, address, len * dtype.size(), Origin::Opened);
         Ok(Self(Storage::in_buffer(dtype, len, buffer)))
     }
+
+    /// Returns the bytes of the device that the memory takes.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        taken(self.size()) as u64
+    }
+
+    /// Returns `bytes` from the byte `begin` on, as values of this type. The part keeps the memory
+    /// open.
+    ///
+    /// # Panics
+    /// If they are not inside the memory, `begin` is no multiple of [`PART_ALIGNMENT`], or they end
+    /// within a value.
+    #[must_use]
+    pub fn part(self: &Arc<Self>, dtype: DType, begin: usize, bytes: usize) -> Part {
+        let is_inside = begin.checked_add(bytes).is_some_and(|end| end <= self.size());
+        assert!(is_inside, "{bytes} bytes from {begin} on, of {}", self.size());
+        assert!(begin.is_multiple_of(PART_ALIGNMENT), "a part begins at byte {begin}");
+        assert!(bytes.is_multiple_of(dtype.size()), "{bytes} bytes end within a value");
+        let whole = self.on_any_device().expect("it was opened on a device");
+        let address = Address(whole.address().0 + begin as u64);
+        let buffer = Buffer::new(whole.device(), address, bytes, Origin::Part(self.clone()));
+        Part(Storage::in_buffer(dtype, bytes / dtype.size(), buffer))
+    }
 }
 
 impl Deref for Opened {
@@ -112,13 +141,30 @@ impl Deref for Opened {
     }
 }
 
+/// A part of [`Opened`] memory. It is only read, too.
+#[derive(Debug)]
+pub struct Part(Storage);
+
+impl Deref for Part {
+    type Target = Storage;
+
+    fn deref(&self) -> &Storage {
+        &self.0
+    }
+}
+
+/// Returns the bytes of the device that exported memory of so many bytes takes.
+fn taken(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(BLOCK_BYTES)
+}
+
 impl Buffer {
     /// Allocates zeros that other processes can open.
     ///
     /// # Errors
     /// The device has too little free memory, or its driver passes no memory to other processes.
     pub(crate) fn exported(device: &Arc<Device>, bytes: usize) -> Result<(Self, Handle), Error> {
-        let all = bytes.max(1).next_multiple_of(BLOCK_BYTES);
+        let all = taken(bytes);
         let buffer = Self::new(device, device.allocate_apart(all)?, bytes, Origin::Exported);
         // SAFETY: nobody else knows of the memory.
         unsafe { device.clear(buffer.address(), all) }?;
@@ -138,9 +184,20 @@ impl Device {
         Ok(bytemuck::cast(handle.reserved))
     }
 
+    /// Opens memory of another process by a handle from a message.
+    ///
+    /// # Errors
+    /// The errors of [`Opened::open`], and bytes that are no handle.
+    pub(crate) fn open_message(self: &Arc<Self>, dtype: DType, message: &[u8]) -> Result<Opened, Error> {
+        let wrong = || {
+            let reason = format!("its handle has {} bytes, expected {}", message.len(), Handle::BYTES);
+            self.not_shared(OPEN, reason)
+        };
+        Opened::open(self, dtype, &Handle::from_bytes(message).ok_or_else(wrong)?)
+    }
+
     /// Opens memory of another process.
     fn open_exported(&self, handle: &Handle) -> Result<Address, Error> {
-        const WHAT: &str = "open memory of another process";
         if handle.device != self.uuid() {
             let (found, expected) = (uuid_text(handle.device), uuid_text(self.uuid()));
             return Err(Error::OtherDevice { ordinal: self.ordinal(), found, expected });
@@ -155,7 +212,7 @@ impl Device {
             CUresult::CUDA_ERROR_INVALID_HANDLE | CUresult::CUDA_ERROR_MAP_FAILED => {
                 Error::Gone { ordinal: self.ordinal(), reason: reason(error) }
             }
-            _ => self.not_shared(WHAT, reason(error)),
+            _ => self.not_shared(OPEN, reason(error)),
         })?;
         // A message from outside says how long it is. A kernel beyond the end would end the device.
         let checked = self.extent(address).map_err(reason).and_then(|found| {
@@ -164,7 +221,7 @@ impl Device {
         });
         checked.map(|()| Address(address)).map_err(|reason| {
             self.close(Address(address));
-            self.not_shared(WHAT, reason)
+            self.not_shared(OPEN, reason)
         })
     }
 

@@ -13,6 +13,7 @@ use proto::tensor::{DType, ExternalMemory};
 use proto::wire::WireType;
 
 use super::device::Device;
+use super::ipc::Opened;
 use super::launch::{self, Address, Cast};
 use crate::error::Error;
 
@@ -26,7 +27,7 @@ pub(crate) struct Buffer {
 }
 
 /// How memory came to be, which says how it is given up.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Origin {
     /// Allocated for this process.
     Own,
@@ -34,6 +35,8 @@ pub(super) enum Origin {
     Exported,
     /// Opened: another process has allocated it.
     Opened,
+    /// A part of what was opened, which it keeps open.
+    Part(#[expect(dead_code, reason = "held until the part is dropped")] Arc<Opened>),
 }
 
 /// Page-locked memory of the host: a device copies from and to it without help of the processor.
@@ -168,6 +171,15 @@ impl Buffer {
         let length = self.len(DType::F32);
         // SAFETY: the buffer has so many values, borrowed alone.
         self.device.note(unsafe { launch::fill(&*self.device, value, self.address, length) });
+    }
+
+    /// Copies bytes of the host over those from `begin` on.
+    pub(crate) fn place(&mut self, begin: usize, values: &[u8]) {
+        let end = begin.checked_add(values.len());
+        assert!(end.is_some_and(|end| end <= self.bytes), "bytes beyond the end of storage");
+        let to = Address(self.address.0 + begin as u64);
+        // SAFETY: they fit, and these are borrowed alone.
+        self.queue(|this| unsafe { this.device.upload_over(values, to) });
     }
 
     /// Copies values over all bytes.
@@ -334,6 +346,7 @@ impl Drop for Buffer {
             Origin::Own => self.device.free(self.address),
             Origin::Exported => self.device.free_apart(self.address),
             Origin::Opened => self.device.close(self.address),
+            Origin::Part(_) => {}
         }
     }
 }

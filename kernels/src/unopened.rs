@@ -1,0 +1,49 @@
+//! Memory of another process on a CUDA device, in a program without CUDA: there is none.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use proto::tensor::DType;
+
+use crate::storage::Storage;
+
+/// Memory that another process has exported, which no value can have here.
+#[derive(Debug)]
+pub struct Opened(Never);
+
+/// A part of [`Opened`] memory, which no value can have here.
+#[derive(Debug)]
+pub struct Part(Never);
+
+#[derive(Debug)]
+enum Never {}
+
+impl Opened {
+    /// Returns the bytes of the device that the memory takes.
+    #[must_use]
+    pub fn taken_bytes(&self) -> u64 {
+        match self.0 {}
+    }
+
+    /// Returns a part of the memory.
+    #[must_use]
+    pub fn part(self: &Arc<Self>, _: DType, _: usize, _: usize) -> Part {
+        match self.0 {}
+    }
+}
+
+impl Deref for Opened {
+    type Target = Storage;
+
+    fn deref(&self) -> &Storage {
+        match self.0 {}
+    }
+}
+
+impl Deref for Part {
+    type Target = Storage;
+
+    fn deref(&self) -> &Storage {
+        match self.0 {}
+    }
+}
