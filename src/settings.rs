@@ -518,6 +518,10 @@ mod tests {
         for part in ["prefetch", "threads", "tpu"] {
             assert!(said.contains(part), "{part} missing in {said}");
         }
+        for devices in ["all", "cuda:0,1"] {
+            let said = settings::<Worker>("", &format!("exchange_device = '{devices}'"), &[]).unwrap_err();
+            assert!(said.contains(&format!("exchange_device: one device, found `{devices}`")), "{said}");
+        }
         let said = settings::<Master>("--leader-ttl 9s --heartbeat 4s", "", &[]).unwrap_err();
         for part in ["leader_ttl: is of use only with --etcd", "death = 5s is below two heartbeats of 4s"] {
             assert!(said.contains(part), "{part} missing in {said}");

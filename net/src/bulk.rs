@@ -183,6 +183,35 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
     }
 }
 
+/// The body of a response whose messages are made after it has begun.
+enum Later<I> {
+    Waiting(Pin<Box<dyn Future<Output = (I, Until)> + Send>>),
+    Sending(Outgoing<I>),
+}
+
+impl<I: Iterator<Item: Message> + Unpin> Body for Later<I> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Self::Waiting(later) = &mut *self {
+            let (messages, until) = std::task::ready!(later.as_mut().poll(cx));
+            *self = Self::Sending(Outgoing::new(messages, false, Some(until)));
+        }
+        match &mut *self {
+            Self::Waiting(_) => Poll::Pending,
+            Self::Sending(outgoing) => Pin::new(outgoing).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Self::Sending(outgoing) if outgoing.is_end_stream())
+    }
+}
+
 /// Received frames as one buffer.
 #[derive(Debug, Default)]
 struct Rope {
@@ -416,7 +445,24 @@ pub fn respond_until<I>(messages: I, until: Until) -> Response<tonic::body::Body
 where
     I: Iterator<Item: Message> + Send + Unpin + 'static,
 {
-    let body = Outgoing::new(messages, false, Some(until));
+    respond_with(Outgoing::new(messages, false, Some(until)))
+}
+
+/// Returns a response that begins at once, which the caller sees, and whose messages and end are
+/// made by `later`.
+pub fn respond_later<I>(
+    later: impl Future<Output = (I, Until)> + Send + 'static,
+) -> Response<tonic::body::Body>
+where
+    I: Iterator<Item: Message> + Send + Unpin + 'static,
+{
+    respond_with(Later::Waiting(Box::pin(later)))
+}
+
+fn respond_with<B>(body: B) -> Response<tonic::body::Body>
+where
+    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+{
     let mut response = Response::new(tonic::body::Body::new(body));
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     response
@@ -572,6 +618,23 @@ mod tests {
         assert_eq!(refused(&[0, 0, 0]).message(), "a stream of messages ends with 3 bytes of the next");
         assert_eq!(refused(&[0, 0, 0, 0, 9, 8]).message(), "a message of 9 bytes ends after 1");
         assert!(refused(&[0, 0, 0, 0, 1, 255]).message().starts_with("a message cannot be decoded"));
+    }
+
+    #[test]
+    fn a_response_that_has_begun_has_its_messages_and_its_end_later() {
+        let (make, made) = tokio::sync::oneshot::channel::<()>();
+        let response = respond_later(async move {
+            made.await.expect("it is made");
+            let until: Until = Box::pin(std::future::ready(Some(trailers(Ok(())))));
+            (vec![message(&[3])].into_iter(), until)
+        });
+        assert!(!response.headers().contains_key("grpc-status"), "it says nothing of its end");
+        let mut incoming = Incoming { response: true, ..Incoming::request(response.into_body()) };
+        assert!(incoming.message::<pb::Chunks>().now_or_never().is_none(), "nothing is made");
+        make.send(()).expect("the body waits");
+        let mut next = || incoming.message::<pb::Chunks>().now_or_never().expect("it is made");
+        assert_eq!(next().expect("a message"), Some(message(&[3])));
+        assert_eq!(next().expect("the end"), None);
     }
 
     #[test]

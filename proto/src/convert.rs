@@ -283,6 +283,7 @@ impl From<(Address, Target)> for pb::PushHeader {
             target: Some(target),
             attachment: Bytes::new(),
             wire: pb::WireType::F32.into(),
+            on_device: false,
         }
     }
 }
@@ -515,21 +516,21 @@ impl<'a> ChunkCheck<'a> {
     /// Another chunk comes next in the layout, or this one has the wrong size.
     pub fn accept(&mut self, chunk: pb::Chunk, wire: WireType) -> Result<Chunk> {
         let (id, values) = (ChunkId(chunk.id), chunk.values);
-        self.check(id, wire, &values)?;
+        self.check(id, wire, values.len())?;
         Ok(Chunk { id, role: self.layout.tensor_of(id).role, values })
     }
 
-    /// Checks the id and the size of the next chunk.
+    /// Checks the id of the next chunk, and the number of bytes of its values.
     ///
     /// # Errors
     /// Another chunk comes next in the layout, or this one has the wrong size.
-    pub fn check(&mut self, chunk: ChunkId, wire: WireType, values: &[u8]) -> Result<()> {
+    pub fn check(&mut self, chunk: ChunkId, wire: WireType, bytes: usize) -> Result<()> {
         let expected = self.layout.members(self.partition).get(self.next).copied();
         if expected != Some(chunk) {
             return Err(self.wrong(expected, chunk.to_string()));
         }
         let expected_bytes = self.layout.chunk_bytes_in(chunk, wire);
-        if values.len() != expected_bytes {
+        if bytes != expected_bytes {
             let len = self.layout.chunk(chunk).len;
             return Err(Error::ChunkBytes {
                 what: self.what,
@@ -539,11 +540,16 @@ impl<'a> ChunkCheck<'a> {
                 expected_bytes,
                 len,
                 bytes_each: expected_bytes.checked_div(len).unwrap_or(0),
-                found_bytes: values.len(),
+                found_bytes: bytes,
             });
         }
         self.next += 1;
         Ok(())
+    }
+
+    /// Returns whether all chunks of the partition have come.
+    pub fn is_whole(&self) -> bool {
+        self.next == self.layout.members(self.partition).len()
     }
 
     /// Checks that the stream ended where the partition ends.
@@ -673,9 +679,7 @@ mod tests {
         let refuse = |wire, sizes: [usize; 3]| {
             let mut check = ChunkCheck::new("push to", &layout, PartitionId(0));
             let mut sizes = (0..).map(ChunkId).zip(sizes);
-            sizes
-                .find_map(|(id, bytes)| check.check(id, wire, &vec![0; bytes]).err())
-                .map(|error| error.to_string())
+            sizes.find_map(|(id, bytes)| check.check(id, wire, bytes).err()).map(|error| error.to_string())
         };
         assert_eq!(refuse(WireType::Bf16, [6, 12, 8]), None);
         assert_eq!(refuse(WireType::F32, [12, 12, 8]), None);

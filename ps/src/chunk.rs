@@ -56,6 +56,16 @@ impl Sum {
         Self::Merged(Arc::new(staged))
     }
 
+    /// Copies values from memory that belongs to another process.
+    ///
+    /// # Panics
+    /// If they lie on a device that failed, and there is room for them on the host only.
+    pub fn copied(values: Operand<'_>, dtype: DType, pool: &Pool) -> Self {
+        let mut copy = pool.take(Use::Sum, dtype, values.size() / dtype.size());
+        copy.write(values);
+        Self::Merged(Arc::new(copy))
+    }
+
     /// Computes `left + right` at a node of the tree, for counters the maximum, in memory of its
     /// own: one pass over three buffers.
     ///

@@ -4,16 +4,23 @@
 //!
 //! - A partition is promised the memory of its versions, slots and first checkpoint before it is
 //!   opened, or it is not opened. Sums take what is left; those that find nothing lie on the host.
+//! - Memory that workers export to this ps lies on the device too, so it is taken like a sum. A
+//!   worker whose memory finds no room sends its gradients another way.
 //! - A small part of the memory is never promised: operations copy payloads there.
 //! - The first failure of a device ends the ps. No value that the device computed since then is
 //!   given out.
 //! - The host's memory is not counted. Its limits are those of the options.
 
+use std::any::Any;
+use std::fmt;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kernels::Device;
+use kernels::device::PART_ALIGNMENT;
+use kernels::{Device, Opened, Part};
+use proto::pb;
+use proto::tensor::DType;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
@@ -82,6 +89,24 @@ impl DeviceMemory {
         self.taken.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// Opens memory of this device that a worker has exported, and takes it. It may wait for the
+    /// device.
+    ///
+    /// # Errors
+    /// The memory cannot be opened, or not so much is left. The reason is for the worker.
+    pub(crate) fn open(self: &Arc<Self>, handle: &[u8]) -> Result<Exported, String> {
+        let opened = self.device.open(DType::F32, handle).map_err(|error| error.to_string())?;
+        let bytes = opened.taken_bytes();
+        if !self.take(bytes) {
+            let (taken, bytes_max) = (self.taken.load(Ordering::Relaxed), self.bytes_max);
+            let device = &self.device;
+            return Err(format!(
+                "{bytes} bytes find no room on {device}: {taken} of the {bytes_max} bytes of the ps are taken"
+            ));
+        }
+        Ok(Exported { opened, _share: Share { memory: self.clone(), bytes } })
+    }
+
     /// Waits until the device has computed everything that it was told.
     ///
     /// # Errors
@@ -103,6 +128,86 @@ impl DeviceMemory {
             Some(error) => error.clone(),
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Memory of the device that a worker has exported to this ps. It is only read.
+#[derive(Debug)]
+pub(crate) struct Exported {
+    opened: Arc<Opened>,
+    /// Given back when the memory is closed: fields are dropped in order.
+    _share: Share,
+}
+
+impl Exported {
+    /// Returns where a region lies. `guard` is dropped after the values.
+    ///
+    /// # Errors
+    /// The region is not inside the memory, or not aligned. A kernel would end the device.
+    pub(crate) fn region(
+        self: &Arc<Self>,
+        region: pb::Region,
+        guard: impl Send + 'static,
+    ) -> proto::error::Result<Lent> {
+        let wrong = || proto::Error::Field {
+            message: "Chunk",
+            field: "region",
+            expected: format!("bytes of {}, from a multiple of {PART_ALIGNMENT} on", self.opened.size()),
+            found: format!("{} from {} on", region.bytes, region.offset),
+        };
+        let (begin, bytes) = inside(region, self.opened.size()).ok_or_else(wrong)?;
+        Ok(Lent { exported: self.clone(), begin, bytes, _guard: Box::new(guard) })
+    }
+}
+
+/// Returns where a region begins in memory of `size` bytes, and how long it is. `None`: it is
+/// empty, not inside, or not aligned.
+fn inside(region: pb::Region, size: usize) -> Option<(usize, usize)> {
+    let begin = usize::try_from(region.offset).ok().filter(|at| at.is_multiple_of(PART_ALIGNMENT))?;
+    let bytes = usize::try_from(region.bytes).ok().filter(|&bytes| bytes > 0)?;
+    begin.checked_add(bytes).filter(|end| *end <= size).map(|_| (begin, bytes))
+}
+
+/// Values in memory of the device that a worker has exported.
+pub(crate) struct Lent {
+    exported: Arc<Exported>,
+    begin: usize,
+    bytes: usize,
+    /// Dropped after the rest.
+    _guard: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({} bytes)", self.bytes)
+    }
+}
+
+impl Lent {
+    /// Returns the number of bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the values, which have this type.
+    ///
+    /// # Panics
+    /// If the bytes end within a value.
+    pub(crate) fn values(&self, dtype: DType) -> Part {
+        self.exported.opened.part(dtype, self.begin, self.bytes)
+    }
+}
+
+/// Memory of a device that is taken until this is dropped.
+#[derive(Debug)]
+struct Share {
+    memory: Arc<DeviceMemory>,
+    bytes: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.give_back(self.bytes);
     }
 }
 
@@ -162,5 +267,30 @@ impl Drop for Taken {
     fn drop(&mut self) {
         let Self { memory, promised, sums, .. } = self;
         memory.give_back(*promised.get_mut() + *sums.get_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_are_not_inside_or_not_aligned_are_none() {
+        let found = |offset, bytes| inside(pb::Region { offset, bytes }, 1024);
+        assert_eq!(found(0, 1024), Some((0, 1024)));
+        assert_eq!(found(768, 5), Some((768, 5)));
+        for (offset, bytes) in [(0, 0), (0, 1025), (1024, 1), (1280, 1), (100, 4), (u64::MAX - 255, 512)] {
+            assert_eq!(found(offset, bytes), None, "{bytes} bytes from {offset} on");
+        }
+    }
+
+    #[test]
+    fn a_share_is_given_back_when_it_is_dropped() {
+        let memory = Arc::new(DeviceMemory { bytes_max: 10, ..DeviceMemory::default() });
+        assert!(memory.take(8));
+        let share = Share { memory: memory.clone(), bytes: 8 };
+        assert!(!memory.take(3));
+        drop(share);
+        assert!(memory.take(3));
     }
 }

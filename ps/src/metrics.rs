@@ -8,6 +8,7 @@ net::metrics! {
     pushes_refused: counter "ebb_ps_push_refused_total", "Pushes that were answered with an error.";
     push_bytes: counter "ebb_ps_push_bytes_total", "Values of all pushes that arrived whole, in the type that they came in.";
     push_bytes_shared: counter "ebb_ps_push_shared_bytes_total", "Values of pushes that were read where they lie in the worker's memory.";
+    push_bytes_device: counter "ebb_ps_push_device_bytes_total", "Values of pushes that were read where they lie in memory of this ps's device that the worker has exported.";
     push_bytes_in_flight: gauge "ebb_ps_push_in_flight_bytes", "Values of pushes that are being received or taken up.";
     push_bytes_held: gauge "ebb_ps_push_held_bytes", "Sums of steps in progress that wait for others.";
     pulls: counter "ebb_ps_pull_total", "Pulls that were answered with weights.";

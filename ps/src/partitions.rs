@@ -129,6 +129,11 @@ impl Ps {
         &self.0.attachments
     }
 
+    /// Returns the device of its partitions.
+    pub(crate) fn device(&self) -> &Arc<DeviceMemory> {
+        &self.0.device
+    }
+
     /// Returns what it has counted.
     pub fn metrics(&self) -> &Metrics {
         &self.0.metrics

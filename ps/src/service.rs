@@ -3,7 +3,9 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::option;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,7 +14,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request as HttpRequest, Response as HttpResponse};
 use kernels::Squares;
 use kernels::cpu::cast;
-use net::bulk::{self, Incoming, PULL, PUSH};
+use net::bulk::{self, Incoming, PULL, PUSH, Until};
 use net::channel::MESSAGE_BYTES_MAX;
 use net::memory::Memory;
 use net::security::Caller;
@@ -40,8 +42,32 @@ use crate::opening::{Applied, Opening};
 use crate::partition::push::{Carrier, Header};
 use crate::partitions::{MasterStart, Ps};
 
-/// Clones are held for as long as this ps reads any of a sender's memory.
-type Held = Arc<oneshot::Sender<()>>;
+/// Clones are held for as long as this ps reads any of a sender's memory, except that its device
+/// may still have to run what was queued.
+type Held = Arc<Hold>;
+
+/// Says at its end whether the device may still read the sender's memory.
+struct Hold {
+    /// `None` only while it is dropped.
+    ended: Option<oneshot::Sender<bool>>,
+    /// The device was told to read, and has not been waited for.
+    on_device: AtomicBool,
+}
+
+impl Hold {
+    fn new() -> (Held, oneshot::Receiver<bool>) {
+        let (ended, released) = oneshot::channel();
+        (Arc::new(Self { ended: Some(ended), on_device: AtomicBool::new(false) }), released)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        let on_device = *self.on_device.get_mut();
+        // Nobody waits any more when the call was given up.
+        let _ = self.ended.take().map(|ended| ended.send(on_device));
+    }
+}
 
 /// The gRPC side of a ps.
 #[derive(Clone, Debug)]
@@ -59,27 +85,35 @@ impl Service {
     /// Receives a push: its header, which must be fine before memory is reserved, then its chunks.
     /// An agent that forwards it names `script`.
     /// The last clone of `held` is dropped when nothing of the sender's memory is read any more.
+    /// If the chunks lie in memory of the device, `read` is told when they are read. The push
+    /// counts only when the sender has seen that, because memory of a device may go with its
+    /// process.
     async fn receive(
         &self,
         mut stream: Incoming<Body>,
         script: Option<JobId>,
         held: Held,
         mark: Option<Mark>,
+        read: oneshot::Sender<()>,
     ) -> Result<Pushed> {
         let first = stream.message::<pb::PushRequest>();
         let first = tokio::time::timeout(self.ps.options().push_timeout, first).await;
         let first = first.map_err(|_| misplaced("header"))??.and_then(|first| first.part);
         let Some(push_request::Part::Header(mut header)) = first else { return Err(misplaced("header")) };
         let name = std::mem::take(&mut header.attachment);
-        let wire = wire_type("PushHeader", header.wire)?;
+        let (wire, on_device) = (wire_type("PushHeader", header.wire)?, header.on_device);
         let (address, target) = header.try_into()?;
         let attachment = self.ps.attachments().get(&name);
-        let carrier = if attachment.is_some() { Carrier::Memory } else { Carrier::Socket };
+        let carrier = match attachment {
+            Some(_) if on_device => Carrier::Device,
+            Some(_) => Carrier::Memory,
+            None => Carrier::Socket,
+        };
         let partition = self.ps.find(address)?;
         partition.check_script(script)?;
         let place = partition.place();
         let mut arriving = partition.receive(Header { era: address.era, target, wire, carrier, mark })?;
-        if attachment.is_none() && !name.is_empty() {
+        if attachment.is_none() && (on_device || !name.is_empty()) {
             return Err(Error::NotAttached { place });
         }
         if wire.rounds() && !name.is_empty() {
@@ -93,42 +127,71 @@ impl Service {
                     return Err(misplaced("chunks"));
                 };
                 for chunk in message.chunks {
-                    let values = match chunk.region {
-                        Some(region) => {
-                            let attachment = attachment.as_ref().ok_or(Error::NotAttached { place })?;
-                            let values = attachment.share(region, held.clone())?;
-                            self.ps.metrics().push_bytes_shared.add(region.bytes);
-                            values
-                        }
-                        None => chunk.values,
+                    let id = ChunkId(chunk.id);
+                    let Some(region) = chunk.region else {
+                        arriving.take(id, chunk.values)?;
+                        continue;
                     };
-                    arriving.take(ChunkId(chunk.id), values)?;
+                    let attachment = attachment.as_ref().ok_or(Error::NotAttached { place })?;
+                    if on_device {
+                        let lent = attachment.region(region, held.clone())?;
+                        held.on_device.store(true, Ordering::Relaxed);
+                        arriving.take(id, lent.ok_or(Error::NotAttached { place })?)?;
+                        self.ps.metrics().push_bytes_device.add(region.bytes);
+                    } else {
+                        arriving.take(id, attachment.share(region, held.clone())?)?;
+                        self.ps.metrics().push_bytes_shared.add(region.bytes);
+                    }
+                }
+                if on_device && arriving.is_whole() {
+                    break;
                 }
             }
-            Ok(())
+            if !on_device {
+                return Ok(arriving);
+            }
+            let arriving = arriving.read().await?;
+            held.on_device.store(false, Ordering::Relaxed);
+            // Without a receiver the call is given up, and this is not polled any more.
+            let _ = read.send(());
+            match stream.message::<pb::PushRequest>().await? {
+                None => Ok(arriving),
+                Some(_) => Err(misplaced("end")),
+            }
         };
         let waited = self.ps.options().push_timeout;
         let timed_out = |_| Error::PushTimedOut { place, waited };
-        tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
+        let arriving = tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
         arriving.finish().await
     }
 
-    /// Answers a push. The call ends when this ps no longer reads the sender's memory. If this ps
-    /// stops before, the call ends without a reply.
-    fn acknowledge(&self, pushed: Result<Pushed>, released: oneshot::Receiver<()>) -> HttpResponse<Body> {
+    /// Returns the answer to a push, and its end. The call ends when this ps no longer reads the
+    /// sender's memory. If this ps stops before, the call ends without a reply.
+    fn acknowledge(
+        &self,
+        pushed: Result<Pushed>,
+        released: oneshot::Receiver<bool>,
+    ) -> (option::IntoIter<pb::PushReply>, Until) {
         let (reply, result) = match pushed {
             Ok(pushed) => (Some(pb::PushReply::from(pushed)), Ok(())),
             Err(error) => (None, Err(Status::from(error))),
         };
-        let stopping = self.stopping.clone();
+        let (stopping, device) = (self.stopping.clone(), self.ps.device().clone());
+        let released = async move {
+            if !released.await.unwrap_or(false) {
+                return true;
+            }
+            // A device that failed may have read nothing, so nothing is said of the memory.
+            tokio::task::spawn_blocking(move || device.settle().is_ok()).await.unwrap_or(false)
+        };
         let until = async move {
             tokio::select! {
                 biased;
-                _ = released => Some(bulk::trailers(result.as_ref().copied())),
+                released = released => released.then(|| bulk::trailers(result.as_ref().copied())),
                 () = stopping.cancelled() => None,
             }
         };
-        bulk::respond_until(reply.into_iter(), Box::pin(until))
+        (reply.into_iter(), Box::pin(until))
     }
 
     /// Waits for what a pull asks for, and returns the response that brings it. An agent that
@@ -301,11 +364,30 @@ impl HttpService<HttpRequest<Body>> for Bulk {
         match request.uri().path() {
             PUSH => {
                 let pushing = async move {
-                    let (held, released) = oneshot::channel();
+                    let (held, released) = Hold::new();
+                    let (read, was_read) = oneshot::channel();
                     let mark = Mark::of(request.headers());
                     let stream = Incoming::request(request.into_body());
-                    let pushed = service.receive(stream, script, Arc::new(held), mark).await;
-                    Ok(service.acknowledge(service.ps.counted(pushed), released))
+                    let receiver = service.clone();
+                    let mut receiving = Box::pin(async move {
+                        let pushed = receiver.receive(stream, script, held, mark, read).await;
+                        receiver.ps.counted(pushed)
+                    });
+                    let pushed = tokio::select! {
+                        biased;
+                        pushed = &mut receiving => Some(pushed),
+                        Ok(()) = was_read => None,
+                    };
+                    Ok(match pushed {
+                        Some(pushed) => {
+                            let (reply, until) = service.acknowledge(pushed, released);
+                            bulk::respond_until(reply, until)
+                        }
+                        None => bulk::respond_later(async move {
+                            let pushed = receiving.await;
+                            service.acknowledge(pushed, released)
+                        }),
+                    })
                 };
                 Box::pin(pushing)
             }
@@ -352,14 +434,20 @@ impl pb::parameters_server::Parameters for Service {
     }
 
     async fn attach(&self, request: Request<pb::AttachRequest>) -> Result<Response<pb::AttachReply>, Status> {
-        let name = request.into_inner().name;
+        let pb::AttachRequest { name, device_memory } = request.into_inner();
+        let device = self.ps.device().device().uuid().map_or_else(Bytes::new, |uuid| uuid.to_vec().into());
+        if !device_memory.is_empty() {
+            let opened = self.ps.attachments().open(&name, device_memory, self.ps.device()).await;
+            let refused = opened.err().unwrap_or_default();
+            return Ok(Response::new(pb::AttachReply { attached: refused.is_empty(), device, refused }));
+        }
         let attached = match self.ps.memory() {
             Some(memory) => self.ps.attachments().take_up(name, memory).await,
             None => Err(std::io::ErrorKind::Unsupported.into()),
         };
         let attached =
             attached.inspect_err(|error| tracing::debug!(%error, "a worker's memory stays unread")).is_ok();
-        Ok(Response::new(pb::AttachReply { attached }))
+        Ok(Response::new(pb::AttachReply { attached, device, refused: String::new() }))
     }
 
     async fn squares(

@@ -15,7 +15,7 @@ use crate::launch::user::User;
 use crate::launch::variables::usual;
 use crate::locks;
 use crate::roles::devices::{drained, each, ordinals};
-use crate::settings::roles::{Worker, device, key_files};
+use crate::settings::roles::{Worker, device, exchange_device, key_files};
 use crate::settings::{Flags, Settings, scripts};
 use crate::telemetry::devices;
 
@@ -84,9 +84,15 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     for (index, options) in each(&options, &devices).into_iter().enumerate() {
         let device = ordinals(&[options.device]).first().map(|&ordinal| watching.devices().latest(ordinal));
         let device = device.unwrap_or_default();
-        let connector = match app.environment.memory()? {
-            Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
-            None => Connector::socket(dialer.clone()),
+        let exported = exchange_device(&settings, options.device).map_err(|why| anyhow!(why))?;
+        let (memory, metrics) = (app.environment.memory()?, watched.metrics.clone());
+        let connector = match (memory, exported) {
+            (Some(memory), Device::Cuda(ordinal)) => {
+                let cache = app.environment.kernels();
+                Connector::device_memory(dialer.clone(), memory, ordinal, cache, metrics)
+            }
+            (Some(memory), Device::Cpu) => Connector::shared_memory(dialer.clone(), memory, metrics),
+            (None, _) => Connector::socket(dialer.clone()),
         };
         // All are ready at about the same time, because they have one master. The first one tells.
         let watched = match index {

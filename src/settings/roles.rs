@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use model::device::Choice;
+use model::device::{Choice, Device};
 use net::security;
 use serde::Serialize;
 
@@ -418,6 +418,15 @@ impl Role for Worker {
                  cuda:0,2; all (every CUDA device, at least one); or auto (every CUDA device, otherwise the CPU)",
             ),
             of_process(
+                "exchange_device",
+                Kind::Device,
+                "DEVICE",
+                Some("auto"),
+                "Memory in which gradients lie for a ps of this host: cuda:N, for a ps on this CUDA device; cpu (memory of \
+                 the host alone); or auto (the CUDA device of --device, otherwise the CPU). What refuses is logged once, \
+                 and memory of the host is used. The trained bits do not depend on it",
+            ),
+            of_process(
                 "numerics",
                 Kind::Text,
                 "WHICH",
@@ -569,8 +578,28 @@ impl Role for Worker {
         if ![NATIVE, PORTABLE].contains(&numerics) {
             wrong.push(format!("numerics: `{numerics}` is neither {NATIVE} nor {PORTABLE}"));
         }
+        if let Err(why) = exchange_device(settings, Device::Cpu) {
+            wrong.push(why);
+        }
         wrong.extend(scripts::violations(settings));
         wrong
+    }
+}
+
+/// Returns the device whose memory a worker exports, if the worker computes on `own`. The CPU:
+/// none.
+///
+/// # Errors
+/// The setting names no device, or several.
+pub(crate) fn exchange_device(settings: &Settings, own: Device) -> Result<Device, String> {
+    let choice = settings.text("exchange_device").unwrap_or("auto").parse();
+    let choice: Choice = choice.map_err(|error: model::Error| format!("exchange_device: {error}"))?;
+    match &choice {
+        Choice::Auto => Ok(own),
+        Choice::Only(devices) if devices.len() == 1 => Ok(devices[0]),
+        Choice::All | Choice::Only(_) => Err(format!(
+            "exchange_device: one device, found `{choice}`; with auto each worker of this process exports memory of its own"
+        )),
     }
 }
 

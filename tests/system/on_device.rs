@@ -395,15 +395,7 @@ fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
-        let output = harness::ebb(["run", "--workers", "1", "--ps", "1", "--out"])
-            .arg(&calm_out)
-            .arg(&job)
-            .args(&sets)
-            .output();
-        let output = output.unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        let expected = summary(&calm_out)["model_sha256"].clone();
-        assert!(expected.is_string(), "{expected}");
+        let expected = trained_alone(&job, &calm_out, &sets);
 
         // The second and the third time the ps with this number is killed.
         for (devices, killed) in
@@ -415,23 +407,196 @@ fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_
                 assert_eq!(ps.log().contains("partitions lie on a device"), device != "cpu");
             }
             let out = cluster.dir.path().join("out");
-            let mut submission =
-                cluster.submission(&job, &out, &[&sets[..], &["--set", "fleet.ps=2"]].concat());
-            let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-            if let Some(killed) = killed {
-                while !out.join("metrics.jsonl").exists() || events(&out, "train").len() < BEFORE {
-                    assert!(
-                        child.try_wait().unwrap().is_none(),
-                        "the job ended before it told {BEFORE} steps"
-                    );
-                    std::thread::park_timeout(Duration::from_millis(5));
-                }
-                cluster.restart_ps(killed);
-            }
-            let output = child.wait_with_output().unwrap();
-            assert!(output.status.success(), "{}", text(&output));
+            let sets = [&sets[..], &["--set", "fleet.ps=2"]].concat();
+            submit(&mut cluster, &job, &out, &sets, |cluster| {
+                killed.into_iter().for_each(|killed| cluster.restart_ps(killed));
+            });
             assert_eq!(summary(&out)["model_sha256"], expected, "{mode} {wire} {devices:?}");
             assert!(model(&out) == model(&calm_out), "{mode} {wire} {devices:?}");
+        }
+    }
+}
+
+/// Trains in one process on the host. Returns the digest of the model.
+fn trained_alone(job: &Path, out: &Path, sets: &[&str]) -> serde_json::Value {
+    let mut run = harness::ebb(["run", "--workers", "1", "--ps", "1", "--device", "cpu", "--out"]);
+    let output = run.arg(out).arg(job).args(sets).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let digest = summary(out)["model_sha256"].clone();
+    assert!(digest.is_string(), "{digest}");
+    digest
+}
+
+/// Submits a job and waits for its end. In the middle, when the user has heard of some steps,
+/// `disturb` is called.
+fn submit(cluster: &mut Cluster, job: &Path, out: &Path, sets: &[&str], disturb: impl FnOnce(&mut Cluster)) {
+    let mut submission = cluster.submission(job, out, sets);
+    let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    while !out.join("metrics.jsonl").exists() || events(out, "train").len() < BEFORE {
+        assert!(child.try_wait().unwrap().is_none(), "the job ended before it told {BEFORE} steps");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    disturb(cluster);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+}
+
+/// Memory in which gradients travel between processes, and what is in the way.
+#[derive(Clone, Copy, Debug)]
+struct Way<'a> {
+    /// The device of the ps.
+    ps: &'a str,
+    of_ps: &'a [(&'a str, &'a str)],
+    /// The device whose memory workers export.
+    worker: &'a str,
+    of_worker: &'a [(&'a str, &'a str)],
+    /// What each worker says once. `None`: nothing is refused.
+    refused: Option<&'a str>,
+}
+
+impl<'a> Way<'a> {
+    const fn new(ps: &'a str, worker: &'a str) -> Self {
+        Self { ps, of_ps: &[], worker, of_worker: &[], refused: None }
+    }
+
+    /// Starts a ps and two workers of the pure engine.
+    fn cluster(self, path: &str) -> Cluster {
+        let common = [("LD_LIBRARY_PATH", path), ("EBB_METRICS", "127.0.0.1:0")];
+        let environment = |more: &[(&'a str, &'a str)]| [&common[..], more].concat();
+        let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment(self.of_ps));
+        cluster.add_ps_on(self.ps);
+        for _ in 0..2 {
+            cluster.add_worker_as(&["--exchange-device", self.worker], &environment(self.of_worker));
+        }
+        cluster
+    }
+}
+
+/// Returns the bytes of gradients that the ps has read in memory of the device and in memory of the
+/// host, and those that the workers have told it to.
+fn carried(cluster: &mut Cluster) -> [[f64; 2]; 2] {
+    let ways = ["device", "shared"];
+    let read = |url: &str, role: &str| {
+        ways.map(|way| harness::metric(url, &format!("ebb_{role}_push_{way}_bytes_total")))
+    };
+    let ps = read(&cluster.ps[0].metrics_url(), "ps");
+    let mut workers = [0.0; 2];
+    for worker in &mut cluster.workers {
+        let bytes = read(&worker.metrics_url(), "worker");
+        workers.iter_mut().zip(bytes).for_each(|(sum, bytes)| *sum += bytes);
+    }
+    [ps, workers]
+}
+
+/// Trains in each of these ways. Gradients take the way that is not refused, and the bits are those
+/// of one process.
+fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str]) {
+    let (path, job) = (driver.path(), root().join("examples/digits/job.toml"));
+    let calm = tempfile::tempdir().unwrap();
+    let calm_out = calm.path().join("out");
+    let expected = trained_alone(&job, &calm_out, sets);
+    for way in ways {
+        let mut cluster = way.cluster(&path);
+        let out = cluster.dir.path().join("out");
+        let output = cluster.submit(&job, &out, sets);
+        assert!(output.status.success(), "{way:?}: {}", text(&output));
+        assert_eq!(summary(&out)["model_sha256"], expected, "{way:?}");
+        assert!(model(&out) == model(&calm_out), "{way:?}");
+        let [ps, workers] = carried(&mut cluster);
+        assert!(ps[0] + ps[1] > 0.0, "{way:?}: {ps:?}");
+        let is_used = |bytes: [f64; 2]| bytes.map(|bytes| bytes > 0.0);
+        assert_eq!(is_used(ps), is_used(workers), "{way:?}: read {ps:?}, told {workers:?}");
+        if is_real() {
+            // A driver may refuse, which is said below.
+            let logs: String = cluster.workers.iter().map(harness::Process::log).collect();
+            eprintln!("{way:?}: on the device and on the host {ps:?}\n{logs}");
+            continue;
+        }
+        let on_device = way.ps == "cuda:0" && way.worker != "cpu" && way.refused.is_none();
+        assert_eq!(ps[0] > 0.0, on_device, "{way:?}: {ps:?}");
+        let said = "gradients go to a ps of this host through memory of the host";
+        let logs = cluster.workers.iter().map(harness::Process::log);
+        let told: Vec<_> = logs.filter(|log| log.contains(said)).collect();
+        assert_eq!(!told.is_empty(), way.refused.is_some(), "{way:?}: {told:?}");
+        for log in told {
+            let reason = way.refused.unwrap_or_default();
+            assert!(log.matches(said).count() == 1 && log.contains(reason), "{way:?}: {log}");
+        }
+    }
+}
+
+#[test]
+fn a_model_has_the_same_bits_when_gradients_cross_on_the_device_and_when_something_refuses() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    let driver = Driver::new();
+    let both = Way::new("cuda:0", "cuda:0");
+    let small = ["--set", "epochs=5", "--set", "fleet.ps=1"];
+    let ways = [both, Way::new("cuda:0", "cpu"), Way::new("cpu", "cuda:0")];
+    every_way_gives_the_same_bits(&driver, &ways, &small);
+    // A tensor of two chunks, and a partition that threads of its own work on.
+    let large = ["--set", "epochs=1", "--set", "fleet.ps=1", "--set", "model.options.hidden=[4608]"];
+    every_way_gives_the_same_bits(&driver, &[both], &large);
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let fails = &[("EBB_TEST_IPC", "801")];
+    let ways = [
+        Way { of_worker: fails, refused: Some("could not export memory"), ..both },
+        Way { of_ps: fails, refused: Some("could not open memory of another process"), ..both },
+        Way {
+            worker: "cuda:1",
+            of_worker: &[("EBB_TEST_DEVICES", "2")],
+            refused: Some("the ps is on another CUDA device than cuda:1"),
+            ..both
+        },
+        Way {
+            of_worker: &[("EBB_TEST_DEVICE_BYTES", "1048576")],
+            refused: Some("has no 2097152 bytes left"),
+            ..both
+        },
+        Way {
+            of_ps: &[("EBB_PS_DEVICE_BYTES_MAX", "1MiB")],
+            refused: Some("2097152 bytes find no room on cuda:0"),
+            ..both
+        },
+    ];
+    every_way_gives_the_same_bits(&driver, &ways, &small);
+}
+
+#[test]
+fn a_worker_or_a_ps_that_dies_while_gradients_cross_on_the_device_changes_no_bit() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    let driver = Driver::new();
+    let path = driver.path();
+    let job = root().join("examples/digits/job.toml");
+    for (mode, wire) in [("sync", "f32"), ("pipelined", "bf16")] {
+        let sets = [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let sets = [&sets[..], &["--set", "epochs=40", "--set", "fleet.ps=1"]].concat();
+        let calm = tempfile::tempdir().unwrap();
+        let calm_out = calm.path().join("out");
+        let expected = trained_alone(&job, &calm_out, &sets);
+        let kill_a_worker = |cluster: &mut Cluster| drop(cluster.workers.remove(0));
+        let kill_the_ps = |cluster: &mut Cluster| cluster.restart_ps(0);
+        for (what, disturb) in [
+            ("worker", &kill_a_worker as &dyn Fn(&mut Cluster)),
+            ("ps", &kill_the_ps as &dyn Fn(&mut Cluster)),
+        ] {
+            let mut cluster = Way::new("cuda:0", "cuda:0").cluster(&path);
+            let out = cluster.dir.path().join("out");
+            submit(&mut cluster, &job, &out, &sets, |cluster| {
+                let before = carried(cluster)[0][0];
+                assert!(is_real() || before > 0.0, "{mode} {wire}: nothing has crossed on the device");
+                disturb(cluster);
+            });
+            assert_eq!(summary(&out)["model_sha256"], expected, "{mode} {wire}: the {what} died");
+            assert!(model(&out) == model(&calm_out), "{mode} {wire}: the {what} died");
+            let after = carried(&mut cluster)[0][0];
+            assert!(is_real() || after > 0.0, "{mode} {wire}: nothing crossed after the {what} died");
         }
     }
 }

@@ -287,7 +287,7 @@ async fn a_16_bit_exchange_takes_half_of_the_bytes_of_a_connection() {
 async fn attached(served: &Served, memory: &Memory) -> (Channel, Attachment) {
     let channel = served.channel();
     let offer = Offer::new(memory).unwrap();
-    let request = pb::AttachRequest { name: offer.name() };
+    let request = pb::AttachRequest { name: offer.name(), ..Default::default() };
     let mut client = ParametersClient::new(channel.clone());
     let (reply, attachment) = tokio::join!(client.attach(request), offer.taken());
     assert!(reply.unwrap().into_inner().attached);
@@ -339,6 +339,34 @@ async fn regions_that_are_none_are_refused_and_change_nothing() {
     assert!(applied.version == Some(Version(0)) && applied.ledger.duplicates_dropped() == 0);
     // The refused pushes left nothing behind.
     assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+}
+
+#[tokio::test]
+async fn a_ps_on_the_host_refuses_memory_of_a_device_and_goes_on() {
+    let (served, memory) = (Served::new(Some(memory())), memory());
+    served.client(&Connector::socket(Dialer::tcp())).push(Target::Initial, values(0)).await.unwrap();
+    let (channel, attachment) = attached(&served, &memory).await;
+    let name = attachment.name().clone();
+    let request = pb::AttachRequest { name: name.clone(), device_memory: Bytes::from_static(&[7; 88]) };
+    let reply = ParametersClient::new(channel.clone()).attach(request).await.unwrap().into_inner();
+    assert!(!reply.attached && reply.device.is_empty(), "{reply:?}");
+    assert!(reply.refused.contains("the processor of the host"), "{}", reply.refused);
+
+    let region = Some(pb::Region { offset: 0, bytes: 1 << 20 });
+    for attachment in [name.clone(), Bytes::new()] {
+        let mut first = first_of(leaf(0, 0), attachment);
+        let Some(Part::Header(header)) = &mut first.part else { panic!("a header") };
+        header.on_device = true;
+        let chunks = pb::Chunks { chunks: vec![pb::Chunk { id: 0, values: Bytes::new(), region }] };
+        let messages = vec![first, pb::PushRequest { part: Some(Part::Chunks(chunks)) }];
+        let mut replies = bulk::call(&channel, PUSH, messages.into_iter()).await.unwrap();
+        let failure = Failure::from(replies.message::<pb::PushReply>().await.unwrap_err());
+        assert!(failure.kind == Kind::Unavailable && failure.message.contains("attach again"), "{failure}");
+    }
+    assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+    // The attachment is as it was: a region is too short for its chunk, and not unknown.
+    let failure = push_regions(&channel, name, &[Some(pb::Region { offset: 0, bytes: 1 << 10 })]).await;
+    assert!(failure.kind == Kind::Malformed, "{failure}");
 }
 
 #[tokio::test]

@@ -9,12 +9,14 @@
 //! | `embedded` | a ps of this process | none |
 //! | `socket` | a ps behind gRPC | none; the kernel makes one |
 //! | `shared_memory` | a ps of this host | none for gradients that lie in such memory, else one |
+//! | the same | a ps on the CUDA device of this worker | one, to the device |
 //!
 //! A pull has one copy with every carrier: into the tensors of the caller.
 
 mod attached;
 mod connector;
 mod embedded;
+mod exported;
 mod shared_memory;
 mod socket;
 #[cfg(test)]
@@ -24,6 +26,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::future::try_join_all;
 use kernels::cpu::cast;
 use model::weights::{Spare, Weights};
@@ -184,6 +187,7 @@ impl Partitions {
             Target::Node { .. } => self.wire,
         };
         let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
+        let bytes: usize = tensors.iter().map(Bytes::len).sum();
         let pushes = self.partitions.iter().map(|partition| {
             let chunks = self.layout.members(partition.id).iter().map(|&id| {
                 let chunk = self.layout.chunk(id);
@@ -196,6 +200,7 @@ impl Partitions {
             self.retry(partition, Repeated::Push, move || partition.ps.push(push.clone()))
         });
         let pushed = try_join_all(pushes).await?;
+        self.metrics.push_bytes.add(bytes as u64);
         let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
         Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
     }
@@ -269,7 +274,7 @@ impl Partitions {
     ) -> Result<(), Failure> {
         let mut check = ChunkCheck::new(Repeated::Pull.words(), &self.layout, partition.id);
         let mut take = |id: ChunkId, came: WireType, bytes: &[u8]| {
-            check.check(id, came, bytes)?;
+            check.check(id, came, bytes.len())?;
             self.progress.advance();
             let (place, role) = (self.layout.chunk(id), self.layout.tensor_of(id).role);
             let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);

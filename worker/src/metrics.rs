@@ -13,6 +13,9 @@ net::metrics! {
     pull_nanos: seconds "ebb_worker_pull_seconds_total", "Time the computation waited for weights, whether transfer or barrier.";
     compute_nanos: seconds "ebb_worker_compute_seconds_total", "Time spent computing gradients and reducing them.";
     push_nanos: seconds "ebb_worker_push_seconds_total", "Time until pushes were acknowledged; several overlap.";
+    push_bytes: counter "ebb_worker_push_bytes_total", "Values of all pushes that every ps acknowledged, in the memory of this worker. What is neither shared nor on a device went through a socket, or to a ps of this process.";
+    push_bytes_shared: counter "ebb_worker_push_shared_bytes_total", "Values of pushes that a ps was told to read where they lie in this worker's memory.";
+    push_bytes_device: counter "ebb_worker_push_device_bytes_total", "Values of pushes that a ps was told to read where they lie in memory of a CUDA device that this worker has exported.";
     push_bytes_lost: gauge "ebb_worker_push_lost_bytes", "Shared memory that rests because a ps may still read it after its call broke.";
 }
 

@@ -163,7 +163,7 @@ impl Parameters for Service {
     }
 
     async fn attach(&self, _: Request<pb::AttachRequest>) -> Result<Response<pb::AttachReply>, Status> {
-        Ok(Response::new(pb::AttachReply { attached: false }))
+        Ok(Response::new(pb::AttachReply::default()))
     }
 
     async fn close(&self, request: Request<pb::CloseRequest>) -> Result<Response<pb::CloseReply>, Status> {

@@ -12,7 +12,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use bytes::Bytes;
 use kernels::{Merge, Operand, Optimizers, Squares, Update, Updates, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
@@ -24,6 +23,7 @@ use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use tokio_util::sync::CancellationToken;
 
+use super::push::Payload;
 use crate::checkpoint::Cut;
 use crate::chunk::{Advance, Slots, Sum, Total, Weights};
 use crate::config::Options;
@@ -161,28 +161,41 @@ impl Dense {
 
     /// Adds the next chunk of a push to the list `sums`. Values that travelled as a `wire` that
     /// rounds are widened. Those of a node whose `sibling` is here become those of their parent,
-    /// which is the node named beside the sibling's sums.
+    /// which is the node named beside the sibling's sums. Values in memory that a worker has
+    /// exported are read there, and nothing keeps them.
     pub(super) fn arrive(
         &self,
         sums: &mut Sums,
-        values: Bytes,
+        values: Payload,
         wire: WireType,
         sibling: Option<&(StepNode, Sums)>,
     ) {
         let index = sums.len();
         let role = self.layout.tensor_of(self.members()[index]).role;
         let wire = wire.of(role);
-        let mut sum = match wire.rounds() {
-            true => Sum::widened(&values, wire, &self.pool),
-            false if self.is_on_device() => Sum::staged(values, role.dtype(), &self.pool),
-            false => Sum::Received(values),
-        };
-        if let Some((parent, sibling)) = sibling {
+        let sibling = sibling.map(|(parent, sibling)| {
             let merge = match parent.node == Node::root(parent.of) {
                 true => Merge::root(role.dtype()),
                 false => Merge::of(role, self.wire),
             };
-            sum.merge(sibling[index].clone(), merge, &self.pool);
+            (&sibling[index], merge)
+        });
+        let mut sum = match values {
+            Payload::Exported(lent) => {
+                let values = lent.values(role.dtype());
+                let values = Operand::Stored(&values);
+                sums.push(match sibling {
+                    Some((sibling, merge)) => Sum::of(values, sibling.values(), merge, &self.pool),
+                    None => Sum::copied(values, role.dtype(), &self.pool),
+                });
+                return;
+            }
+            Payload::Host(values) if wire.rounds() => Sum::widened(&values, wire, &self.pool),
+            Payload::Host(values) if self.is_on_device() => Sum::staged(values, role.dtype(), &self.pool),
+            Payload::Host(values) => Sum::Received(values),
+        };
+        if let Some((sibling, merge)) = sibling {
+            sum.merge(sibling.clone(), merge, &self.pool);
         }
         sums.push(sum);
     }

@@ -24,6 +24,7 @@ use crate::admission::Reserved;
 use crate::aggregator::Offer;
 use crate::checks;
 use crate::chunk::{Sum, Total};
+use crate::device::Lent;
 use crate::error::{Error, Result};
 use crate::opening::Opening;
 
@@ -50,6 +51,40 @@ pub(crate) enum Carrier {
     /// The memory of this process or of another one on this host, in f32: nothing has to be waited
     /// for. They are added up by all threads at once when all are here.
     Memory,
+    /// Memory of the device of this ps that a worker has exported, in f32. Each chunk is read there
+    /// as it comes, so that the worker gets its memory back before the push counts.
+    Device,
+}
+
+/// The values of one chunk of a push.
+#[derive(Debug)]
+pub(crate) enum Payload {
+    /// Values in memory of the host, as they were received.
+    Host(Bytes),
+    /// Values in memory that a worker has exported.
+    Exported(Lent),
+}
+
+impl Payload {
+    /// Returns the number of bytes.
+    const fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Exported(lent) => lent.len(),
+        }
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(values: Bytes) -> Self {
+        Self::Host(values)
+    }
+}
+
+impl From<Lent> for Payload {
+    fn from(values: Lent) -> Self {
+        Self::Exported(values)
+    }
 }
 
 /// A push on its way in: its header was checked, and memory for its values is reserved. Dropping it
@@ -71,10 +106,23 @@ enum Chunks {
     /// Another thread widens and adds up the chunks, so that the socket is read meanwhile.
     Elsewhere {
         /// The channel to that thread.
-        values: mpsc::Sender<Bytes>,
+        values: mpsc::Sender<Payload>,
         /// Ends when there are no more.
         adding: JoinHandle<Arrived>,
     },
+}
+
+impl Chunks {
+    /// Returns the chunks when they have been worked on.
+    async fn all(self) -> Result<Arrived> {
+        match self {
+            Self::Here(arrived) => Ok(arrived),
+            Self::Elsewhere { values, adding } => {
+                drop(values);
+                Ok(adding.await?)
+            }
+        }
+    }
 }
 
 /// The chunks of a push that have come.
@@ -171,13 +219,13 @@ impl Partition {
             || (node.step == oldest && node.node.begin <= state.aggregator.first_missing(oldest))
     }
 
-    /// Creates the receiver of a push's chunks. Each chunk from a socket is added to the sibling's
-    /// on arrival, if the sibling is here.
+    /// Creates the receiver of a push's chunks. Each chunk from a socket or a device is added to
+    /// the sibling's on arrival, if the sibling is here.
     pub(super) fn arriving(&self, target: Target, wire: WireType, carrier: Carrier) -> Arrived {
         let (sibling, samples) = match (target, carrier) {
             (Target::Initial, _) => (None, 0),
             (Target::Node { samples, .. }, Carrier::Memory) => (None, samples),
-            (Target::Node { node, samples }, Carrier::Socket) => {
+            (Target::Node { node, samples }, Carrier::Socket | Carrier::Device) => {
                 let state = self.state();
                 match state.aggregator.sibling(node) {
                     Some((parent, sibling)) => {
@@ -192,7 +240,7 @@ impl Partition {
     }
 
     /// Takes the values of the next chunk of a push, which were checked.
-    pub(super) fn arrive(&self, arrived: &mut Arrived, values: Bytes) {
+    pub(super) fn arrive(&self, arrived: &mut Arrived, values: Payload) {
         self.dense.arrive(&mut arrived.sums, values, arrived.wire, arrived.sibling.as_ref());
     }
 
@@ -329,14 +377,37 @@ impl Arriving<'_> {
     ///
     /// # Errors
     /// Another chunk belongs here, or this one has the wrong size. The push cannot go on then.
-    pub(crate) fn take(&mut self, id: ChunkId, values: Bytes) -> Result<()> {
-        self.check.check(id, self.header.wire, &values)?;
+    pub(crate) fn take(&mut self, id: ChunkId, values: impl Into<Payload>) -> Result<()> {
+        let values = values.into();
+        self.check.check(id, self.header.wire, values.len())?;
         match &mut self.chunks {
             Chunks::Here(arrived) => self.partition.arrive(arrived, values),
             // A thread that is gone has panicked, which is told in the end.
             Chunks::Elsewhere { values: to, .. } => drop(to.send(values)),
         }
         Ok(())
+    }
+
+    /// Returns whether all chunks of the push have been taken.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.check.is_whole()
+    }
+
+    /// Waits until the device has read all values that were taken. Nothing reads the worker's
+    /// memory any more then.
+    ///
+    /// # Errors
+    /// Work on the values panicked, or the device failed.
+    pub(crate) async fn read(self) -> Result<Self> {
+        let Self { partition, header, check, chunks, reserved } = self;
+        let arrived = chunks.all().await?;
+        let settling = partition.clone();
+        if partition.is_inline() {
+            settling.settle()?;
+        } else {
+            tokio::task::spawn_blocking(move || settling.settle()).await??;
+        }
+        Ok(Self { partition, header, check, chunks: Chunks::Here(arrived), reserved })
     }
 
     /// Takes up the push once all its chunks have come. Returns when its node is merged or, if it
@@ -352,13 +423,7 @@ impl Arriving<'_> {
     pub(crate) async fn finish(self) -> Result<Pushed> {
         let Self { partition, header: Header { era, wire, .. }, check, chunks, reserved } = self;
         check.finish()?;
-        let arrived = match chunks {
-            Chunks::Here(arrived) => arrived,
-            Chunks::Elsewhere { values, adding } => {
-                drop(values);
-                adding.await?
-            }
-        };
+        let arrived = chunks.all().await?;
         let (partition, inline) = (partition.clone(), partition.is_inline());
         let take_up = move || {
             let pushed = partition.push(era, arrived);

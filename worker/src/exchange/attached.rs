@@ -1,4 +1,5 @@
-//! What this worker has lent to a ps of the same host, and whether the two are attached.
+//! What this worker has lent to a ps of the same host, and whether the two are attached: regions of
+//! shared memory, and parts of exported memory of a device.
 //!
 //! Always true here: a region that a ps was told of is written to again only when the ps has ended
 //! that call, which it does when it does not read the region any more. When the call breaks
@@ -14,11 +15,14 @@ use bytes::Bytes;
 use net::memory::attach::{Attachment, Offer};
 use net::memory::{Memory, Regions};
 use net::ps_client::PsClient;
+use proto::parameters::Push;
 use proto::pb;
 use proto::status::{Failure, Kind};
 use proto::tensor::Chunk;
 use tokio::runtime::Handle;
+use tracing::Instrument as _;
 
+use super::exported::{Exported, Exporter, Part, bytes_of};
 use crate::metrics::Metrics;
 
 /// Pushes that one ps may still read. A ps keeps a push until its sibling comes, and its call stays
@@ -31,6 +35,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Attaches this worker and one ps to each other.
 pub(super) struct Attaching {
     regions: Regions,
+    /// The device of this worker, for a ps on it.
+    exporter: Option<Arc<Exporter>>,
     metrics: Arc<Metrics>,
     state: tokio::sync::Mutex<State>,
 }
@@ -46,9 +52,29 @@ enum State {
 /// An attachment that this worker offered.
 pub(super) struct Attached {
     attachment: Attachment,
+    /// UUID of the device of the ps. Empty: it is on the host.
+    device: Bytes,
+    exports: tokio::sync::Mutex<Exports>,
     /// What the ps may still read although its calls broke.
     lost: Mutex<Vec<Bytes>>,
     metrics: Arc<Metrics>,
+}
+
+/// Memory of the device that the ps of an attachment reads.
+#[derive(Default)]
+struct Exports {
+    /// The first push has come.
+    is_tried: bool,
+    /// The ps may have opened it.
+    exported: Option<Arc<Exported>>,
+    /// Nothing was refused since.
+    is_used: bool,
+}
+
+/// One push that lies in memory of the device.
+pub(super) struct Placed {
+    attached: Arc<Attached>,
+    part: Part,
 }
 
 /// What one push says lies in this worker's memory.
@@ -60,8 +86,8 @@ pub(super) struct Lent {
 }
 
 impl Attaching {
-    pub(super) fn new(regions: Regions, metrics: Arc<Metrics>) -> Self {
-        Self { regions, metrics, state: tokio::sync::Mutex::new(State::Untried) }
+    pub(super) fn new(regions: Regions, exporter: Option<Arc<Exporter>>, metrics: Arc<Metrics>) -> Self {
+        Self { regions, exporter, metrics, state: tokio::sync::Mutex::new(State::Untried) }
     }
 
     /// The attachment to `ps`; makes one when it is a process of this host. `None`: use the socket.
@@ -72,10 +98,10 @@ impl Attaching {
         let mut state = self.state.lock().await;
         if matches!(*state, State::Untried) {
             *state = match tokio::time::timeout(TIMEOUT, attach(self.regions.memory(), ps)).await {
-                Ok(Ok(attachment)) => {
+                Ok(Ok((attachment, device))) => {
                     tracing::debug!("a ps of this host: by shared memory");
-                    let metrics = self.metrics.clone();
-                    State::Attached(Arc::new(Attached { attachment, lost: Mutex::default(), metrics }))
+                    let (lost, exports, metrics) = (Mutex::default(), <_>::default(), self.metrics.clone());
+                    State::Attached(Arc::new(Attached { attachment, device, exports, lost, metrics }))
                 }
                 Ok(Err(reason)) => {
                     tracing::debug!(%reason, "no shared memory with a ps of this host");
@@ -98,6 +124,27 @@ impl Attaching {
         *self.state.lock().await = State::Untried;
     }
 
+    /// Copies a push into memory of the device that the ps reads. `None`: it goes through memory of
+    /// the host, because there is no such memory, or no room.
+    pub(super) async fn place(&self, attached: &Arc<Attached>, ps: &PsClient, push: &Push) -> Option<Placed> {
+        let exporter = self.exporter.as_ref()?;
+        // An empty chunk lies nowhere.
+        if attached.device.is_empty() || push.chunks.iter().any(|chunk| chunk.values.is_empty()) {
+            return None;
+        }
+        let part = attached.exported(exporter, ps, bytes_of(&push.chunks)).await?.part(&push.chunks)?;
+        let values: Vec<_> = push.chunks.iter().map(|chunk| chunk.values.clone()).collect();
+        let written = tokio::task::spawn_blocking(move || part.write(&values).map(|()| part)).await.ok()?;
+        match written {
+            Ok(part) => Some(Placed { attached: attached.clone(), part }),
+            Err(error) => {
+                exporter.told(&error.to_string());
+                attached.exports.lock().await.is_used = false;
+                None
+            }
+        }
+    }
+
     /// What one push lends. `None`: the ps still reads too many pushes.
     pub(super) fn lend(&self, attached: &Arc<Attached>) -> Option<Arc<Lent>> {
         let room = Arc::strong_count(attached) <= LENT_MAX;
@@ -112,23 +159,84 @@ impl Attaching {
     }
 }
 
-async fn attach(memory: &Memory, ps: &PsClient) -> Result<Attachment, Failure> {
+/// Attaches. Returns the UUID of the device of the ps, too.
+async fn attach(memory: &Memory, ps: &PsClient) -> Result<(Attachment, Bytes), Failure> {
     let unavailable = |error| Failure::new(Kind::Unavailable, error);
     let offer = Offer::new(memory).map_err(unavailable)?;
-    let request = pb::AttachRequest { name: offer.name() };
+    let request = pb::AttachRequest { name: offer.name(), device_memory: Bytes::new() };
     let asked = async {
         let asking = ps.call(TIMEOUT, |mut client| async move { client.attach(request).await });
         let unwilling = || std::io::Error::other("it has no memory to share, or cannot read this one's");
-        if asking.await?.attached { Ok(()) } else { Err(unavailable(unwilling())) }
+        let reply = asking.await?;
+        if reply.attached { Ok(reply.device) } else { Err(unavailable(unwilling())) }
     };
     let taken = async { offer.taken().await.map_err(unavailable) };
-    let ((), attachment) = tokio::try_join!(asked, taken)?;
-    Ok(attachment)
+    let (device, attachment) = tokio::try_join!(asked, taken)?;
+    Ok((attachment, device))
 }
 
 impl Attached {
     pub(super) const fn attachment(&self) -> &Attachment {
         &self.attachment
+    }
+
+    /// Returns the memory of the device that the ps reads, which the first push exports. `None`:
+    /// something refuses.
+    async fn exported(
+        self: &Arc<Self>,
+        exporter: &Arc<Exporter>,
+        ps: &PsClient,
+        bytes: usize,
+    ) -> Option<Arc<Exported>> {
+        let known = |exports: &Exports| exports.exported.clone().filter(|_| exports.is_used);
+        {
+            let exports = self.exports.lock().await;
+            if exports.is_tried {
+                return known(&exports);
+            }
+        }
+        let (this, exporter, ps) = (self.clone(), exporter.clone(), ps.clone());
+        // In a task of its own: when the caller gives up, the ps may still open the memory.
+        let exporting = async move {
+            let mut exports = this.exports.lock().await;
+            if !exports.is_tried {
+                match this.export(&exporter, &ps, bytes, &mut exports.exported).await {
+                    Ok(()) => exports.is_used = true,
+                    Err(reason) => exporter.told(&reason),
+                }
+                exports.is_tried = true;
+            }
+            known(&exports)
+        };
+        tokio::spawn(exporting.in_current_span()).await.ok()?
+    }
+
+    /// Exports memory to the ps. It is in `kept` from the moment at which the ps may open it.
+    ///
+    /// # Errors
+    /// The reason, for people.
+    async fn export(
+        &self,
+        exporter: &Arc<Exporter>,
+        ps: &PsClient,
+        bytes: usize,
+        kept: &mut Option<Arc<Exported>>,
+    ) -> Result<(), String> {
+        let (exporter, uuid) = (exporter.clone(), self.device.clone());
+        let exporting = tokio::task::spawn_blocking(move || exporter.export(&uuid, bytes));
+        let (exported, handle) = exporting.await.map_err(|error| error.to_string())??;
+        *kept = Some(Arc::new(exported));
+        let name = self.attachment.name().clone();
+        let request = pb::AttachRequest { name, device_memory: handle.into() };
+        let asking = ps.call(TIMEOUT, |mut client| async move { client.attach(request).await });
+        let reply = asking.await.map_err(|failure: Failure| failure.to_string())?;
+        if reply.attached {
+            tracing::debug!("a ps on the device of this worker: pushes by memory of the device");
+            return Ok(());
+        }
+        // The ps has said that it has not opened the memory.
+        *kept = None;
+        Err(reply.refused)
     }
 
     fn lose(&self, kept: Vec<Bytes>) {
@@ -141,17 +249,41 @@ impl Drop for Attached {
     fn drop(&mut self) {
         self.attachment.leave();
         let lost = std::mem::take(&mut *self.lost.lock().unwrap_or_else(PoisonError::into_inner));
+        let exported = self.exports.get_mut().exported.take();
         // What is given back reads as zeros. A ps may add that up: so when nobody waits for it any
         // more, because this process is about to end, nothing is given back.
-        let lost = ManuallyDrop::new(lost);
-        if let (Ok(runtime), false) = (Handle::try_current(), lost.is_empty()) {
+        let rests = !lost.is_empty() || exported.is_some();
+        let resting = ManuallyDrop::new((lost, exported));
+        if let (Ok(runtime), true) = (Handle::try_current(), rests) {
             let (attachment, metrics) = (self.attachment.clone(), self.metrics.clone());
             runtime.spawn(async move {
                 attachment.ended().await;
-                metrics.push_bytes_lost.sub(bytes(&lost));
-                drop(ManuallyDrop::into_inner(lost));
+                metrics.push_bytes_lost.sub(bytes(&resting.0));
+                // Memory of the device is freed when the device has run what it was told.
+                drop(tokio::task::spawn_blocking(move || drop(ManuallyDrop::into_inner(resting))));
             });
         }
+    }
+}
+
+impl Placed {
+    pub(super) fn attachment(&self) -> &Attachment {
+        &self.attached.attachment
+    }
+
+    /// Returns what makes the messages for the chunks of the push, in their order.
+    pub(super) fn lend(&mut self) -> impl FnMut(Chunk) -> pb::Chunk + Send + use<> {
+        let (mut region, metrics) = (self.part.lend(), self.attached.metrics.clone());
+        move |chunk| {
+            let region = region(chunk.values.len());
+            metrics.push_bytes_device.add(region.bytes);
+            pb::Chunk { id: chunk.id.get(), values: Bytes::new(), region: Some(region) }
+        }
+    }
+
+    /// The ps has answered.
+    pub(super) fn answered(&mut self) {
+        self.part.answered();
     }
 }
 
@@ -174,9 +306,10 @@ impl Lent {
             values = Bytes::from_owner(copy);
             region = memory.find(&values);
         }
-        if region.is_none() {
+        let Some(pb::Region { bytes, .. }) = region else {
             return pb::Chunk { id, values, region };
-        }
+        };
+        self.attached.metrics.push_bytes_shared.add(bytes);
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(values);
         pb::Chunk { id, values: Bytes::new(), region }
     }

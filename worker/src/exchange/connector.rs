@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use model::{Allocator, OwnMemory};
@@ -13,6 +14,7 @@ use proto::parameters::Parameters;
 use proto::status::Failure;
 
 use super::embedded::Embedded;
+use super::exported::Exporter;
 use super::shared_memory::{GradientMemory, SharedMemory};
 use super::socket::Socket;
 use crate::metrics::Metrics;
@@ -36,6 +38,8 @@ enum By {
         dialer: Dialer,
         /// Copies of what does not lie in the memory yet.
         regions: Regions,
+        /// The device of this worker, for a ps on it.
+        exporter: Option<Arc<Exporter>>,
         metrics: Arc<Metrics>,
     },
 }
@@ -60,7 +64,21 @@ impl Connector {
     /// Shared memory with each ps that is a process of this host and this user, as `dialer` finds
     /// out: gradients lie in `memory`. Other ps are reached as by [`socket`](Self::socket).
     pub fn shared_memory(dialer: Dialer, memory: Memory, metrics: Arc<Metrics>) -> Self {
-        Self::by(By::SharedMemory { dialer, regions: Regions::new(memory), metrics })
+        Self::by(By::SharedMemory { dialer, regions: Regions::new(memory), exporter: None, metrics })
+    }
+
+    /// Connects as [`shared_memory`](Self::shared_memory) does. Gradients for a ps on the CUDA
+    /// device `ordinal` lie in memory of that device. It is opened when such a ps is met; `cache`
+    /// is a folder for compiled kernels.
+    pub fn device_memory(
+        dialer: Dialer,
+        memory: Memory,
+        ordinal: usize,
+        cache: Option<PathBuf>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let exporter = Some(Arc::new(Exporter::new(ordinal, cache)));
+        Self::by(By::SharedMemory { dialer, regions: Regions::new(memory), exporter, metrics })
     }
 
     fn by(by: By) -> Self {
@@ -81,8 +99,9 @@ impl Connector {
         let carrier: Arc<dyn Parameters> = match &self.0.by {
             By::Embedded(embedded) => embedded.at(url)?,
             By::Socket(dialer) => Arc::new(Socket::new(ps(dialer)?)),
-            By::SharedMemory { dialer, regions, metrics } => {
-                Arc::new(SharedMemory::new(ps(dialer)?, regions.clone(), metrics.clone()))
+            By::SharedMemory { dialer, regions, exporter, metrics } => {
+                let (regions, exporter) = (regions.clone(), exporter.clone());
+                Arc::new(SharedMemory::new(ps(dialer)?, regions, exporter, metrics.clone()))
             }
         };
         carriers.insert((job, url.to_owned()), Arc::downgrade(&carrier));

@@ -1,5 +1,6 @@
 //! The shared-memory carrier: a push tells the ps where the gradients lie, and a pull is told where
-//! the weights lie (ADR 17).
+//! the weights lie (ADR 17). For a ps on the device of this worker, gradients lie in memory of the
+//! device (ADR 58).
 //!
 //! Calls still pass the socket, without the payloads. The socket also carries what does not lie in
 //! such memory, and everything for a ps that is not of this host.
@@ -21,7 +22,8 @@ use proto::wire::WireType;
 use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
-use super::attached::{Attached, Attaching, Lent};
+use super::attached::{Attached, Attaching, Lent, Placed};
+use super::exported::Exporter;
 use super::socket::{Reading, Socket, part, take_all};
 use crate::metrics::Metrics;
 
@@ -32,9 +34,15 @@ pub(super) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Copies what this worker sends into `regions`, unless it lies in their memory already.
-    pub(super) fn new(ps: PsClient, regions: Regions, metrics: Arc<Metrics>) -> Self {
-        Self { socket: Socket::new(ps), attaching: Arc::new(Attaching::new(regions, metrics)) }
+    /// Copies what this worker sends into `regions`, unless it lies in their memory already, or
+    /// into memory of a device for a ps on it.
+    pub(super) fn new(
+        ps: PsClient,
+        regions: Regions,
+        exporter: Option<Arc<Exporter>>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { socket: Socket::new(ps), attaching: Arc::new(Attaching::new(regions, exporter, metrics)) }
     }
 
     async fn attached(&self) -> Option<Arc<Attached>> {
@@ -65,12 +73,17 @@ impl Parameters for SharedMemory {
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         if push.chunks.iter().any(|chunk| chunk.values.len() >= REGION_BYTES_MIN)
             && let Some(attached) = self.attached().await
-            && let Some(lent) = self.attaching.lend(&attached)
         {
-            let (reply, replied) = oneshot::channel();
+            let (ps, attaching) = (self.socket.ps().clone(), self.attaching.clone());
             // In a task of its own: when the caller gives up, the ps may still read.
-            let pushing = push_lent(self.socket.ps().clone(), self.attaching.clone(), lent, push, reply);
-            tokio::spawn(pushing.in_current_span());
+            let (reply, replied) = oneshot::channel();
+            if let Some(placed) = attaching.place(&attached, &ps, &push).await {
+                tokio::spawn(push_placed(ps, attaching, placed, push, reply).in_current_span());
+            } else if let Some(lent) = attaching.lend(&attached) {
+                tokio::spawn(push_lent(ps, attaching, lent, push, reply).in_current_span());
+            } else {
+                return self.socket.push(push).await;
+            }
             let gone = |_| Failure::new(Kind::Internal, "a push ended without an answer");
             return replied.await.map_err(gone)?;
         }
@@ -123,6 +136,57 @@ async fn push_lent(
     if replies.is_answered() {
         lent.answered();
     }
+    if failed.is_some_and(|failure| failure.kind == Kind::Unavailable) || ended.is_err() {
+        attaching.forget().await;
+    }
+}
+
+/// A push by memory of the device, where values stay f32. The ps reads it before its response
+/// begins. Then the request ends, which tells the ps that this worker lived while it read, and the
+/// push counts.
+async fn push_placed(
+    ps: PsClient,
+    attaching: Arc<Attaching>,
+    mut placed: Placed,
+    push: Push,
+    reply: oneshot::Sender<Result<Pushed, Failure>>,
+) {
+    let mut header = pb::PushHeader::from((push.address, push.target));
+    header.attachment = placed.attachment().name().clone();
+    header.on_device = true;
+    let chunks = pack_as(push.chunks, placed.lend());
+    let messages = std::iter::once(Request::Header(header)).chain(chunks.map(Request::Chunks)).map(part);
+    let (lives, lived) = oneshot::channel::<()>();
+    let until = Box::pin(async move {
+        // A task that is dropped has not seen the response, and the request does not end.
+        if lived.await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        None
+    }) as Until;
+    let mut replies = match bulk::call_until(ps.channel(), PUSH, messages, Some(until)).await {
+        Ok(replies) => replies,
+        Err(status) => {
+            let _ = reply.send(Err(status.into()));
+            return attaching.forget().await;
+        }
+    };
+    // When the ps is gone, the call ends by itself.
+    let _ = lives.send(());
+    let pushed = replies.message::<pb::PushReply>().await;
+    if replies.is_answered() || matches!(pushed, Ok(Some(_))) {
+        placed.answered();
+    }
+    // Before the caller makes the next push, which may need the memory.
+    drop(placed);
+    let read = |reply: Option<pb::PushReply>| -> Result<Pushed, Failure> {
+        Ok(required("Parameters.Push", "reply", reply)?.try_into()?)
+    };
+    let pushed = pushed.map_err(Failure::from).and_then(read);
+    let failed = pushed.as_ref().err().cloned();
+    // Nobody waits for the answer any more when this cannot be told.
+    let _ = reply.send(pushed);
+    let ended = replies.message::<pb::PushReply>().await;
     if failed.is_some_and(|failure| failure.kind == Kind::Unavailable) || ended.is_err() {
         attaching.forget().await;
     }
