@@ -284,7 +284,7 @@ mod tests {
         let folder = Folder::open(dir.path(), &()).unwrap();
         assert_eq!(folder.read(0).unwrap(), b"old");
         std::fs::write(&first, "new").unwrap();
-        let later = SystemTime::now() + std::time::Duration::from_secs(5);
+        let later = first.metadata().unwrap().modified().unwrap() + std::time::Duration::from_secs(5);
         File::options().append(true).open(&first).unwrap().set_modified(later).unwrap();
         let error = folder.read(0).unwrap_err().to_string();
         assert!(error.contains("1.png: the file has no longer the 3 bytes and the time"), "{error}");

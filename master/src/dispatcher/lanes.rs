@@ -164,7 +164,7 @@ mod tests {
             let keeps = |worker, left| kept.contains(&(worker, left));
             lanes.choose(&PLAN, free, 2, one, &[one, two, three], keeps)
         };
-        let free = [8..14];
+        let free = [8..12, 12..14];
         assert_eq!(choose(&free, &[]), Some(12));
         assert_eq!(choose(&free, &[(three, 4)]), Some(8));
         assert_eq!(choose(&free, &[(two, 2), (three, 4)]), None);
