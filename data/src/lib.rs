@@ -25,6 +25,7 @@
 //! | `cache.rs` | decoded blocks of the process, and pieces of files |
 //! | `room.rs` | the memory of decoded blocks and of files that are held whole |
 //! | `any_order.rs` | whether files suit an order in which any record may be next |
+//! | `windows.rs` | whether the blocks of windows that are read side by side fit into memory |
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
 //! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
