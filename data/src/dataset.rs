@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use proto::column::ColumnSpec;
 use proto::ids::Epoch;
-use proto::spec::{DataSet, JobSpec, Purpose, Records};
+use proto::spec::{DataSet, JobSpec, Records};
 use proto::worst::Preview;
 
 use crate::any_order;
 use crate::batch::Batch;
 use crate::column::Column;
-use crate::cuts::BLOCK_BYTES;
 use crate::error::{Error, Result, wrong};
 use crate::finite::{NotFinite, not_finite};
 use crate::index::KnownIndex;
@@ -111,7 +110,9 @@ impl Dataset {
             }
             schemas.push(other);
         }
-        check_windows(spec, set, &tables)?;
+        if let Some(windows) = windows::of(spec).filter(|_| set == DataSet::Train) {
+            windows::check_packed(&tables, windows, room::bytes_max())?;
+        }
         let in_files: Vec<u64> = tables.iter().map(|table| table.records()).collect();
         let records = spec.data.records(set, &in_files, spec.seed).map_err(Error::Specification)?;
         let starts = in_files.iter().scan(0, |next, &records| Some(std::mem::replace(next, *next + records)));
@@ -163,10 +164,10 @@ impl Dataset {
     /// The order is `records`, and a record costs more than 4 times its bytes. Or it is `window`,
     /// and the blocks of the windows that are read side by side do not fit into memory.
     pub fn check_order(&self, spec: &JobSpec) -> Result<()> {
-        if let Some((window, lanes)) = windows_of(spec) {
+        if let Some(windows) = windows::of(spec) {
             let tables = self.tables.iter().zip(&self.schemas);
             let tables: Vec<_> = tables.map(|(table, schema)| (&**table, schema)).collect();
-            return windows::check(&tables, window, lanes, room::bytes_max());
+            return windows::check(&tables, windows, room::bytes_max());
         }
         if !any_order::is_order_of(spec) {
             return Ok(());
@@ -424,51 +425,4 @@ impl Dataset {
         let table = self.starts.partition_point(|&start| start <= record) - 1;
         (table, record - self.starts[table])
     }
-}
-
-/// Returns the records of a window and the number of lanes, if a job trains in windows.
-fn windows_of(spec: &JobSpec) -> Option<(u64, u32)> {
-    spec.data.windows().filter(|_| spec.purpose == Purpose::Train)
-}
-
-/// Checks that the windows of compressed files that are read side by side fit into memory: their
-/// pieces, and the records that are decoded from them. Without room for them each microbatch would
-/// unpack its file from the front.
-///
-/// # Errors
-/// They do not fit.
-fn check_windows(spec: &JobSpec, set: DataSet, tables: &[Arc<Table>]) -> Result<()> {
-    let windows = windows_of(spec).filter(|_| set == DataSet::Train);
-    let packed = || tables.iter().filter(|table| table.is_packed());
-    let (Some((window, lanes)), Some(first)) = (windows, packed().next()) else { return Ok(()) };
-    let needed = |table: &Arc<Table>| needed(bytes_of(window, table.records(), table.bytes()), table.bytes());
-    let mut windows: Vec<u64> = packed().map(needed).collect();
-    windows.sort_unstable_by(|a, b| b.cmp(a));
-    let needed = windows.iter().take(lanes as usize).fold(0u64, |sum, &bytes| sum.saturating_add(bytes));
-    let bytes_max = room::bytes_max();
-    if needed > bytes_max {
-        return wrong(
-            first.path(),
-            format!(
-                "windows of {window} records of the compressed files that are read side by side need about {needed} \
-                 bytes in memory, more than the {bytes_max} of data_memory; set a smaller data.window or \
-                 data.interleave, raise data_memory, or unpack the files"
-            ),
-        );
-    }
-    let what = || format!("windows of {window} of its records need about {needed} bytes");
-    room::check_cache(needed).map_err(|full| full.at(first.path(), what()))
-}
-
-/// Returns the bytes that a window of a file takes: its blocks, of which the first and the last one
-/// reach beyond it, and the records that are decoded from them, which are about as large.
-fn needed(window: u64, file: u64) -> u64 {
-    let pieces = window.saturating_add(2 * BLOCK_BYTES as u64).min(file);
-    pieces.saturating_add(window)
-}
-
-/// Returns about how many of the `bytes` of `records` some of the records have.
-fn bytes_of(some: u64, records: u64, bytes: u64) -> u64 {
-    let share = u128::from(bytes) * u128::from(some.min(records)) / u128::from(records.max(1));
-    share as u64
 }

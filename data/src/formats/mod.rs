@@ -12,6 +12,7 @@ pub(crate) mod index;
 pub(crate) mod jsonl;
 pub(crate) mod npy;
 pub(crate) mod npz;
+mod numbers;
 mod pages;
 pub(crate) mod parquet;
 pub(crate) mod safetensors;

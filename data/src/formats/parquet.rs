@@ -1,7 +1,8 @@
 //! Apache Parquet. A block is a row group.
 //!
-//! A column of numbers is decoded straight into its memory. All others go through batches of Arrow,
-//! which costs one more copy. Only the footer and the wanted columns of a row group are read.
+//! A column of numbers is decoded straight into its memory, if its pages are plain or have a
+//! dictionary (`numbers.rs`). All others go through batches of Arrow, which costs one more copy.
+//! Only the footer and the wanted columns of a row group are read.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -11,8 +12,6 @@ use ::parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 use ::parquet::basic::Type;
-use ::parquet::column::reader::ColumnReaderImpl;
-use ::parquet::data_type::{DataType as ParquetType, DoubleType, FloatType, Int32Type, Int64Type};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -22,9 +21,10 @@ use arrow_schema::DataType;
 use bytes::{Buf, Bytes};
 use proto::column::ElementType;
 
+use super::numbers::{self, Numbers};
 use super::{arrow, arrow_columns, pages};
-use crate::column::{Column, Decoded, Element, FileBytes, Memory};
-use crate::error::{Error, Result, malformed};
+use crate::column::{Column, Decoded, Element, Memory};
+use crate::error::{Error, Result, malformed, wrong};
 use crate::format::{Outline, Source};
 use crate::guarded::guarded;
 use crate::object::{Failure, Object};
@@ -36,9 +36,6 @@ const BATCH_RECORDS: usize = 8192;
 /// About how many bytes of values are decoded into a batch of Arrow. The decoder needs several
 /// times as much for lists: 32 bits for a value of fewer, and two levels for each.
 const BATCH_BYTES: usize = 1 << 20;
-
-/// Most values for which memory is taken before they are decoded.
-const RESERVED_RECORDS_MAX: usize = 1 << 20;
 
 /// Opens a file.
 ///
@@ -60,12 +57,13 @@ struct Parquet {
     metadata: ArrowReaderMetadata,
     /// Field of each column.
     fields: Vec<usize>,
-    /// Leaf of each column that is one number of Parquet's own types.
+    /// Leaf of each column whose numbers `numbers.rs` decodes.
     flat: Vec<Option<usize>>,
     outline: Outline,
 }
 
-/// Returns the leaf of a field whose values are stored in the column's type: one number a record.
+/// Returns the leaf of a field whose values are stored in the column's type, one number a record,
+/// and which `numbers.rs` decodes.
 fn flat(metadata: &ArrowReaderMetadata, field: usize) -> Option<usize> {
     let schema = metadata.parquet_schema();
     let leaf = (0..schema.num_columns()).find(|&leaf| schema.get_column_root_idx(leaf) == field)?;
@@ -85,79 +83,54 @@ fn flat(metadata: &ArrowReaderMetadata, field: usize) -> Option<usize> {
         Type::DOUBLE => *data_type == DataType::Float64,
         _ => false,
     };
-    (is_flat && is_same).then_some(leaf)
+    let mut groups = metadata.metadata().row_groups().iter();
+    let mut is_read = || groups.all(|group| numbers::are_read(group.column(leaf).encodings()));
+    (is_flat && is_same && is_read()).then_some(leaf)
 }
 
 impl Parquet {
-    /// Decodes a flat column of a row group.
+    /// Decodes a flat column of a row group, with zeros in place of missing values.
     ///
     /// # Errors
     /// A page is damaged.
     fn number(&self, block: usize, at: usize, leaf: usize) -> Result<Column> {
-        let spec = &self.outline.columns[at];
-        let (memory, levels) = match spec.dtype {
-            ElementType::I32 => self.decode::<Int32Type, i32>(block, at, leaf),
-            ElementType::I64 => self.decode::<Int64Type, i64>(block, at, leaf),
-            ElementType::F32 => self.decode::<FloatType, f32>(block, at, leaf),
-            _ => self.decode::<DoubleType, f64>(block, at, leaf),
-        }?;
-        let range = 0..memory.bytes().len();
-        let memory = Memory::File { bytes: memory, range };
-        let mut column = Column::fixed(spec.clone(), self.outline.blocks[block] as usize, memory);
-        let missing = levels.iter().enumerate().filter(|(_, level)| **level == 0);
-        missing.for_each(|(record, _)| column.set_missing(record));
-        Ok(column)
+        match self.outline.columns[at].dtype {
+            ElementType::I32 => self.decode::<i32>(block, at, leaf),
+            ElementType::I64 => self.decode::<i64>(block, at, leaf),
+            ElementType::F32 => self.decode::<f32>(block, at, leaf),
+            _ => self.decode::<f64>(block, at, leaf),
+        }
     }
 
-    /// Decodes the values of a flat column, with zeros in place of missing ones, and a level for
-    /// each record, which is 0 for a missing value. Without missing values there are no levels.
-    fn decode<T, E>(&self, block: usize, at: usize, leaf: usize) -> Result<(Arc<dyn FileBytes>, Vec<i16>)>
+    fn decode<E>(&self, block: usize, at: usize, leaf: usize) -> Result<Column>
     where
-        T: ParquetType<T = E>,
         E: Element + std::fmt::Debug + Send + Sync,
     {
         let group = self.metadata.metadata().row_group(block);
-        let records = self.outline.blocks[block] as usize;
-        let name = &self.outline.columns[at].name;
+        let (spec, records) = (&self.outline.columns[at], self.outline.blocks[block] as usize);
+        let is_optional = self.metadata.parquet_schema().column(leaf).max_def_level() > 0;
+        check_values(records, size_of::<E>(), room::bytes_max()).or_else(|reason| {
+            wrong(self.object.path(), format!("row group {block}, column `{}`: {reason}", spec.name))
+        })?;
         let mut chunks = Chunks::of(&self.object);
         let failure = chunks.failure.clone();
         let decode = || {
             chunks.hold(group.column(leaf))?;
-            let pages = SerializedPageReader::new(Arc::new(chunks), group.column(leaf), records, None)?;
-            let column = self.metadata.parquet_schema().column(leaf);
-            let mut reader = ColumnReaderImpl::<T>::new(column, Box::new(pages));
-            let (mut values, mut levels, mut read) = (Vec::new(), Vec::new(), 0);
-            // A damaged footer may announce more than there is. Memory beyond this is taken as
-            // values come.
-            values.reserve_exact(records.min(RESERVED_RECORDS_MAX));
-            while read < records {
-                let (more, _, _) =
-                    reader.read_records(records - read, Some(&mut levels), None, &mut values)?;
-                if more == 0 {
-                    break;
-                }
-                read += more;
-            }
-            Ok::<_, ParquetError>((values, levels, read))
+            let mut pages = SerializedPageReader::new(Arc::new(chunks), group.column(leaf), records, None)?;
+            numbers::read::<E>(&mut pages, is_optional, records)
         };
-        let failed =
-            |error: String| failed(&self.object, &format!("row group {block}, column `{name}`: {error}"));
-        let (values, levels, read) = guarded(decode).map_err(|error| failure.or(|| failed(error)))?;
-        if read != records {
-            return Err(failed(format!("{read} records, the footer says {records}")));
+        let failed = |error: String| {
+            failed(&self.object, &format!("row group {block}, column `{}`: {error}", spec.name))
+        };
+        let Numbers { values, missing } = guarded(decode).map_err(|error| failure.or(|| failed(error)))?;
+        if values.len() != records {
+            return Err(failed(format!("{} records, the footer says {records}", values.len())));
         }
-        if values.len() == records {
-            return Ok((Arc::new(Decoded(values)), Vec::new()));
-        }
-        let missing = levels.iter().filter(|&&level| level == 0).count();
-        if (levels.len(), values.len() + missing) != (records, records) {
-            return Err(failed(format!("{} values and {missing} nulls of {records} records", values.len())));
-        }
-        let mut present = values.into_iter();
-        let value = |&level: &i16| if level == 0 { None } else { present.next() };
-        let zero = <E as bytemuck::Zeroable>::zeroed();
-        let spread: Vec<E> = levels.iter().map(value).map(|value| value.unwrap_or(zero)).collect();
-        Ok((Arc::new(Decoded(spread)), levels))
+        let range = 0..size_of_val(values.as_slice());
+        let memory = Memory::File { bytes: Arc::new(Decoded(values)), range };
+        let mut column = Column::fixed(spec.clone(), records, memory);
+        missing.into_iter().for_each(|record| column.set_missing(record));
+        Ok(column)
     }
 }
 
@@ -221,6 +194,22 @@ impl Parquet {
         };
         columns.iter().map(column).collect()
     }
+}
+
+/// Checks that the values of a column of a row group fit into memory. A run of one value takes few
+/// bytes of a file, whatever its length.
+///
+/// # Errors
+/// They do not.
+fn check_values(records: usize, size: usize, bytes_max: u64) -> Result<(), String> {
+    let bytes = (records as u64).saturating_mul(size as u64);
+    if bytes > bytes_max {
+        return Err(format!(
+            "{records} values take {bytes} bytes, more than the {bytes_max} of data_memory; raise it, or write the file \
+             with smaller row groups"
+        ));
+    }
+    Ok(())
 }
 
 /// Returns how many records of a row group are decoded into a batch of Arrow. `bytes` is the size
@@ -316,6 +305,14 @@ fn failed(object: &Object, error: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_that_do_not_fit_into_memory_are_refused() {
+        assert_eq!(check_values(100, 8, 800), Ok(()));
+        let said = check_values(101, 8, 800).unwrap_err();
+        assert!(said.contains("101 values take 808 bytes, more than the 800 of data_memory"), "{said}");
+        assert!(check_values(usize::MAX, 8, 1 << 40).is_err());
+    }
 
     #[test]
     fn a_batch_has_about_a_mebibyte_of_values_and_at_least_one_record() {
