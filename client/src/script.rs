@@ -6,6 +6,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use proto::pb;
+use proto::script::BUNDLE_BYTES_MAX;
 
 use crate::bundle::Bundle;
 use crate::{Error, Result};
@@ -42,7 +43,15 @@ impl ScriptSubmission {
         if !is_script(path) {
             return Err(wrong(&format!("is no Python script; its name must end in {ENDING}")));
         }
-        File::open(path).map_err(|error| wrong(&format!("cannot be read: {error}")))?;
+        let unread = |error: std::io::Error| wrong(&format!("cannot be read: {error}"));
+        let bytes = File::open(path).and_then(|file| file.metadata()).map_err(unread)?.len();
+        // The advice for other large files, to name them in .gitignore, would not help here.
+        if bytes > BUNDLE_BYTES_MAX {
+            return Err(wrong(&format!(
+                "has {bytes} bytes, more than the {BUNDLE_BYTES_MAX} of a bundle; keep data out of the script, and \
+                 let it read them from a place that all machines reach"
+            )));
+        }
         let script = described(path, wish)?;
         let secret = |name: &String| match value_of(name) {
             Some(value) => match value.into_string() {
@@ -118,6 +127,10 @@ mod tests {
         let script = dir.path().join("train.py");
         assert!(refusal(&dir.path().join("job.toml"), wish()).contains("job.toml: is no Python script"));
         assert!(refusal(&script, wish()).contains("train.py: cannot be read"));
+        File::create(&script).unwrap().set_len(2 << 30).unwrap();
+        let large = refusal(&script, wish());
+        assert!(large.contains("train.py: has 2147483648 bytes, more than the 268435456"), "{large}");
+        assert!(!large.contains(".gitignore"), "{large}");
         fs::write(&script, "").unwrap();
         assert!(refusal(&script, pb::Script::default()).contains("Script.processes"));
         let secret = || pb::Script { secrets: vec!["KEY".to_owned()], ..wish() };

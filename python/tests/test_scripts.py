@@ -225,6 +225,29 @@ def test_a_missing_import_on_an_agent_is_shown_with_its_line(place: Place, tmp_p
     assert "ModuleNotFoundError: No module named 'not_installed_here'" in reason
 
 
+def test_a_record_that_raises_on_an_agent_is_shown_with_its_line(
+    place: Place, tmp_path: Path
+) -> None:
+    records = """class Pictures(torch.utils.data.TensorDataset):
+    def __getitem__(self, record):
+        assert record != 13, "no such picture"
+        return super().__getitem__(record)
+
+source = Pictures(x, y)
+"""
+    text = TRAIN.replace("source = torch.utils.data.TensorDataset(x, y)\n", records, 1)
+    text = text.replace("epochs=3)", "epochs=3, limits={'attempts_max': 1})", 1)
+    line = text.splitlines().index('        assert record != 13, "no such picture"') + 1
+    script = code(tmp_path, text)
+    agent(place.cluster, 0, 1)
+    submitted = submit(place.cluster.url, script)
+    said, errors = submitted.communicate()
+    assert submitted.returncode == 1, errors
+    reason = json.loads(said)["reason"]
+    assert "record 13 of train_data: AssertionError: no such picture" in reason
+    assert f'train.py", line {line}, in __getitem__' in reason
+
+
 def test_a_script_reaches_no_setting_of_its_agent(place: Place, tmp_path: Path) -> None:
     text = "import os; print(sorted(name for name in os.environ if name.startswith('EBB'))); 1 / 0"
     script = code(tmp_path, text)
@@ -282,9 +305,13 @@ def test_a_script_that_cannot_travel_is_refused_before_it_is_sent(
     with pytest.raises(InvalidJobError, match="use submit_script"):
         client.submit(script)
     (tmp_path / "job.toml").touch()
+    large = tmp_path / "large.py"
+    with large.open("wb") as file:
+        file.truncate(2 << 30)
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (tmp_path / "job.toml", {}, "is no Python script"),
         (tmp_path / "none.py", {}, r"none\.py: cannot be read"),
+        (large, {}, r"large\.py: has 2147483648 bytes, more than the 268435456 of a bundle"),
         (script, {"name": "a/b"}, r"Script\.name"),
         (script, {"workers": -1}, r"Script\.processes"),
         (script, {"environment": {"LD_PRELOAD": "x"}}, "LD_PRELOAD"),
