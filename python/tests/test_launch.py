@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .conftest import EBB, Script, needs_there
 
 needs_there("torch")
@@ -68,10 +70,20 @@ def launch(
     )
 
 
-def test_three_processes_of_which_one_is_killed_train_the_bits_of_one_alone(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Give the hash of the model that one process trains."""
+    script = tmp_path_factory.mktemp("alone") / "train.py"
+    script.write_text(SCRIPT)
+    sha: str = Script(None, script).result()["sha"]
+    return sha
+
+
+def test_three_processes_of_which_one_is_killed_train_the_bits_of_one_alone(
+    alone: str, tmp_path: Path
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    alone = Script(None, script).result()["sha"]
     out = tmp_path / "out"
     said = launch(script, out, str(tmp_path / "marker"), workers=3)
     assert said.returncode == 0, said.stderr
@@ -82,6 +94,23 @@ def test_three_processes_of_which_one_is_killed_train_the_bits_of_one_alone(tmp_
         log = (out / f"logs/worker-{index}.log").read_text()
         assert f"trained {alone}" in log or (index == 2 and log == ""), (index, log)
         assert f"worker-{index} | trained {alone}" in said.stderr or index == 2
+
+
+def test_a_process_that_ends_well_before_the_job_is_not_started_again(
+    alone: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    # It holds a batch, which another process trains.
+    script.write_text(SCRIPT.replace("os.kill(os.getpid(), signal.SIGKILL)", "sys.exit()", 1))
+    out = tmp_path / "out"
+    said = launch(script, out, str(tmp_path / "marker"), workers=3)
+    assert said.returncode == 0, said.stderr
+    assert (tmp_path / "marker").exists()
+    assert "worker-2 left before the end of the job" in said.stderr
+    assert "started again" not in said.stderr
+    assert json.loads(said.stdout)["model_sha256"] == alone
+    logs = [(out / f"logs/worker-{index}.log").read_text() for index in range(3)]
+    assert [f"trained {alone}" in log for log in logs] == [True, True, False]
 
 
 def test_a_process_that_comes_late_gets_the_end_of_the_job(tmp_path: Path) -> None:

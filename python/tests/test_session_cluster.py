@@ -1,7 +1,10 @@
-"""`ebbflow.join` in several processes of one cluster."""
+"""`ebbflow.join` in several processes of one cluster, and in one process alone."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,15 @@ AUTOCAST = SCRIPT.replace(
     "                outputs = model(batch.x)\n"
     "            assert outputs.dtype == torch.bfloat16\n"
     "            job.step(loss(outputs.float(), batch.y))\n",
+)
+
+#: The same loop, which keeps the GIL for longer than a process may be silent. `PyDLL` calls C
+#: without giving it up, unlike `CDLL`.
+KEEPS_GIL = "import ctypes\n" + SCRIPT.replace(
+    "            job.step(",
+    "            if trained == 3:\n"
+    "                ctypes.PyDLL(None).sleep(8)\n"
+    "            job.step(",
 )
 
 #: The same loop, as if the model were on a CUDA device of that number.
@@ -108,6 +120,45 @@ def test_a_loop_with_autocast_trains_and_two_processes_give_its_bits(
     for process in two:
         process.go()
     assert [process.result()["sha"] for process in two] == [expected["sha"]] * 2
+
+
+def test_a_script_alone_has_the_same_bits_in_a_debugger(
+    alone: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "debugged.py"
+    path.write_text(SCRIPT + "print('trained', job.model_sha256)\n")
+    (line,) = [number for number, text in enumerate(SCRIPT.splitlines(), 1) if "job.step(" in text]
+    # It stops in the fourth batch. At its end pdb would begin again.
+    orders = [f"tbreak {line}, trained == 3", "continue", "p ('at', trained, len(batch))"]
+    orders += ["continue", "quit"]
+    flags = [word for order in orders for word in ("-c", order)]
+    command = [sys.executable, "-m", "pdb", *flags, str(path), "400", "alone", "0"]
+    variables = {name: value for name, value in os.environ.items() if name != "EBBFLOW_MASTER"}
+    ended = subprocess.run(
+        command,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = ended.stdout + ended.stderr
+    assert "('at', 3, 8)" in said, said
+    assert f"trained {alone['sha']}" in said, said
+
+
+def test_a_loop_that_keeps_the_interpreter_is_not_taken_for_dead(
+    shared: Place, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    assert KEEPS_GIL.count("sleep(8)") == 1
+    path = tmp_path / "keeps_gil.py"
+    path.write_text(KEEPS_GIL)
+    found = shared.script(path, "400", "keeps", "0").result()
+    # The master gives the batches of a process once more that it takes for dead.
+    assert found["sha"] == alone["sha"] and found["steps"] == alone["steps"] == 150
+    events = list(shared.client.job("keeps").watch())
+    reasons = [event["reason"] for event in events if event.kind == "fleet"]
+    assert not [reason for reason in reasons if "heartbeat" in reason], reasons
 
 
 # S0-09
