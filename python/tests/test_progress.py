@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import pytest
 from ebbflow.progress import Progress, bar, duration, line, seconds_left, training
 from ebbflow.status import Event
 
@@ -84,6 +88,36 @@ def test_a_terminal_stays_empty_if_nothing_is_to_be_shown() -> None:
         progress.event(train(0))
         progress.event(Event(event="warning", message="slow", sequence=2, unix_ms=0))
     assert stream.getvalue() == ""
+
+
+def test_a_notebook_has_one_bar_and_the_newest_lines_below_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+
+    def display(first: str, display_id: bool) -> SimpleNamespace:
+        shown.append(first)
+        return SimpleNamespace(update=shown.append)
+
+    modules: dict[str, dict[str, Any]] = {
+        "IPython.core.getipython": {"get_ipython": lambda: SimpleNamespace(kernel=None)},
+        "IPython.display": {"HTML": str, "display": display},
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    with Progress() as progress:
+        progress.event(train(19))
+        for number in range(6):
+            message = f"<{number}>"
+            progress.event(Event(event="warning", message=message, sequence=number, unix_ms=0))
+    assert shown[0] == ""
+    assert shown[1].startswith('<progress value="20" max="40"></progress> epoch 1, step 20/40')
+    # A message is no HTML, and an output has five of them.
+    assert shown[-1].split("<br>")[1:] == [f"warning: &lt;{number}&gt;" for number in range(1, 6)]
+    assert len(shown) == 8
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_loss_that_is_not_finite_is_said() -> None:

@@ -15,7 +15,7 @@ from ebbflow import errors  # noqa: E402
 from ebbflow._device import name_on_host  # noqa: E402
 from ebbflow.engine import Torch  # noqa: E402
 from ebbflow.optimizers import optimizer_settings, schedule_settings  # noqa: E402
-from ebbflow.records import seed_all  # noqa: E402
+from ebbflow.records import Records, seed_all  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
@@ -351,6 +351,25 @@ def test_a_loader_keeps_workers_and_collate_function_and_noise_is_keyed(workers:
                         assert first.setdefault((epoch.number, number), value) == value
                     job.step(model(batch["x"]).mean())
     assert len(first) == len(set(first.values())) == 48
+
+
+def begin(_: int) -> None:
+    """Begin a process of a loader."""
+
+
+def test_further_settings_of_a_loader_stay() -> None:
+    given: dict[str, Any] = {
+        "num_workers": 2,
+        "pin_memory": True,
+        "timeout": 9,
+        "worker_init_fn": begin,
+        "prefetch_factor": 3,
+    }
+    source = DataLoader(data(), batch_size=4, multiprocessing_context="spawn", **given)
+    records = Records(source, "train_data", 1)
+    assert {name: getattr(records._loader, name) for name in given} == given
+    assert records._loader.multiprocessing_context.get_start_method() == "spawn"
+    assert records.batch_size == 4
 
 
 def test_a_record_that_raises_is_named_with_its_error() -> None:
