@@ -80,7 +80,7 @@ fn files_with(folder: &Path, bytes: &[u8]) -> Vec<PathBuf> {
 #[test]
 fn a_secret_reaches_the_script_and_nothing_that_is_stored_or_shown() {
     let value = "hunter2-and-more";
-    let script = "test ${#KEY} = 16 || exit 9\necho \"first $KEY\"; echo \"to stderr: $KEY!\" >&2\n\
+    let script = "test ${#KEY} = 16 || exit 9\necho \"core $(ulimit -c)\"\necho \"first $KEY\"; echo \"to stderr: $KEY!\" >&2\n\
         head -c 8187 /dev/zero | tr '\\0' x; echo \"$KEY\"\nprintf \"$KEY\"\n\
         test -e $PLACE/crashed && exit 4; touch $PLACE/crashed; kill -SEGV $$";
     let place = Place::new(script, &[]);
@@ -88,6 +88,8 @@ fn a_secret_reaches_the_script_and_nothing_that_is_stored_or_shown() {
     let said = text(&output);
     assert!(said.contains("to stderr: [secret KEY]!"), "{said}");
     let logs = place.logs();
+    // What its memory has when it crashes is written nowhere.
+    assert!(logs.contains("core 0\n"), "{logs}");
     assert!(logs.contains("first [secret KEY]") && logs.contains("[secret KEY]\n"), "{logs}");
     let status = succeed(["status", "train", "--master", &place.cluster.url]);
     let jobs = succeed(["jobs", "--json", "--master", &place.cluster.url]);

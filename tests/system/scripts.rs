@@ -156,6 +156,19 @@ fn a_script_that_never_joins_fails_with_what_it_said() {
 }
 
 #[test]
+fn only_workers_that_were_started_with_the_flag_take_processes() {
+    let mut place = Place::new(STAYS, 0);
+    place.cluster.add_worker();
+    assert!(place.submit(&[]).status().unwrap().success());
+    place.wait_for_status("waits for agents, which are workers that were started with --scripts");
+    place.add_agent(&[]);
+    let process = place.process("train-1-0", None);
+    assert_eq!(place.agent_of(process), 1);
+    let log = place.cluster.workers[0].log();
+    assert!(!log.contains("scripts"), "{log}");
+}
+
+#[test]
 fn processes_move_from_an_agent_that_is_killed_and_come_back_after_their_own_death() {
     let place = Place::new(STAYS, 2);
     let said = text(&place.submit(&["--workers", "2", "--name", "train"]).output().unwrap());
