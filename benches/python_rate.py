@@ -102,7 +102,8 @@ def alone(stack, network, folder, rounds, smoke):
     steady, whole = ratios(network, ours, theirs, steps, rounds)
     target = TARGETS.get(network, (None, None))[0]
     yield row(f"{network}: a loop of a job, over the plain loop", "ratio", steady, 1.0, target)
-    yield row(f"{network}: a loop of a job, over the plain loop, from the first step", "ratio", whole, 1.0)
+    name = f"{network}: a loop of a job, over the plain loop, from the first step"
+    yield row(name, "ratio", whole, 1.0, target)
 
 
 def together(stack, network, folder, rounds, smoke):
@@ -116,7 +117,8 @@ def together(stack, network, folder, rounds, smoke):
     steady, whole = ratios(f"{network}, two processes", ours, theirs, steps, rounds)
     target = TARGETS.get(network, (None, None))[1]
     yield row(f"{network}: two processes of `ebb run`, over DDP", "ratio", steady, 1.0, target)
-    yield row(f"{network}: two processes of `ebb run`, over DDP, from the second step", "ratio", whole, 1.0)
+    name = f"{network}: two processes of `ebb run`, over DDP, from the second step"
+    yield row(name, "ratio", whole, 1.0, target)
 
 
 def write_records(folder):
