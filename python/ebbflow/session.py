@@ -420,7 +420,8 @@ class Session:
 
     def _refuse(self, request: Any, why: BaseException | str) -> None:
         """Say why the loop has no answer. Whoever leaves the job hands the request back instead."""
-        if self._leaving.told or isinstance(why, KeyboardInterrupt):
+        is_good_exit = isinstance(why, SystemExit) and why.code in (None, 0)
+        if self._leaving.told or isinstance(why, KeyboardInterrupt) or is_good_exit:
             request.leave()
             return
         if isinstance(why, BaseException):

@@ -1,4 +1,4 @@
-"""SIGTERM to a process in `ebbflow.join`."""
+"""SIGTERM to a process in `ebbflow.join`, and an exit of its own."""
 
 from __future__ import annotations
 
@@ -46,6 +46,33 @@ def test_a_process_that_is_told_to_end_hands_its_batch_to_another_one(
     reasons = [event["reason"] for event in events if event.kind == "fleet"]
     gone = [reason for reason in reasons if f"script-{leaves.child.pid}" in reason]
     assert any("has drained and left" in reason for reason in gone), reasons
+    assert not [event for event in events if event.kind == "warning"], "no attempt has failed"
+
+
+def test_a_process_that_exits_well_hands_its_batch_to_another_one(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    alone = Script(None, script, "400", "alone", "0").result()
+    path = tmp_path / "exits.py"
+    path.write_text(
+        SCRIPT.replace(
+            "            job.step(",
+            "            if leaves_at < 0:\n                sys.exit()\n            job.step(",
+            1,
+        )
+    )
+    # It has its first batch before the other one comes.
+    exits = place.script(path, "400", "exits", "-1", gate="join")
+    exits.arrive()
+    stays = place.script(path, "400", "exits", "0", gate="join")
+    stays.arrive()
+    place.wait_for_workers("exits", 2)
+    exits.go()
+    code, said = exits.end()
+    assert code == 0, said
+    stays.go()
+    assert stays.result()["sha"] == alone["sha"]
+    events = list(place.client.job("exits").watch())
     assert not [event for event in events if event.kind == "warning"], "no attempt has failed"
 
 
