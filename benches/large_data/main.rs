@@ -126,11 +126,12 @@ struct Fleet {
     on_s3: bool,
 }
 
-const FLEETS: [Fleet; 5] = [
+const FLEETS: [Fleet; 6] = [
     Fleet { workers: 1, on_s3: false },
     Fleet { workers: 2, on_s3: false },
     Fleet { workers: 5, on_s3: false },
     Fleet { workers: 1, on_s3: true },
+    Fleet { workers: 2, on_s3: true },
     Fleet { workers: 5, on_s3: true },
 ];
 
