@@ -6,7 +6,7 @@
 //! ETags, so that an image is read by one request.
 
 use std::fs::{File, Metadata};
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -88,16 +88,23 @@ pub(crate) fn classes(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Returns the names of a folder's subfolders on a disk, without hidden ones.
+///
+/// A link that leads nowhere is an error: it may stand for a class, and without it other classes
+/// would get its number.
 fn subfolders(folder: &Path) -> Result<Vec<String>> {
-    let failed = |source| Error::File { path: folder.to_owned(), source };
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| Error::File { path, source }
+    };
     let mut names = Vec::new();
-    for entry in folder.read_dir().map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        let is_folder = entry.path().is_dir();
+    for entry in folder.read_dir().map_err(failed(folder))? {
+        let entry = entry.map_err(failed(folder))?;
+        let path = entry.path();
         let Ok(name) = entry.file_name().into_string() else {
-            return wrong(&entry.path(), "a name that is no UTF-8; rename it");
+            return wrong(&path, "a name that is no UTF-8; rename it");
         };
-        if is_folder {
+        if !name.starts_with('.') && path.metadata().map_err(failed(&path))?.is_dir() {
             names.push(name);
         }
     }
@@ -207,6 +214,11 @@ fn time_of(file: &Metadata) -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
+/// Returns the error of a walk that met no loop. Its own text would name the path again.
+fn failed(path: PathBuf, error: walkdir::Error) -> Error {
+    Error::File { path, source: error.into_io_error().unwrap_or_else(|| ErrorKind::Other.into()) }
+}
+
 impl Images {
     fn push(&mut self, name: &str, bytes: u64) {
         self.names.push(name);
@@ -224,7 +236,7 @@ impl Images {
                         &path,
                         format!("a link to {}, which holds it; remove the link", ancestor.display()),
                     ),
-                    None => Error::File { path, source: error.into() },
+                    None => failed(path, error),
                 }
             })?;
             let below = entry.path().strip_prefix(folder).unwrap_or(entry.path());
@@ -234,9 +246,7 @@ impl Images {
             let Some(below) = below.to_str() else {
                 return wrong(entry.path(), "a name that is no UTF-8; rename it");
             };
-            let metadata = entry
-                .metadata()
-                .map_err(|error| Error::File { path: entry.path().to_owned(), source: error.into() })?;
+            let metadata = entry.metadata().map_err(|error| failed(entry.path().to_owned(), error))?;
             self.push(below, metadata.len());
             self.times.push(time_of(&metadata));
             if self.sizes.len().is_multiple_of(OBSERVED) {
@@ -272,6 +282,26 @@ mod tests {
         for name in ["1.jpg", "a/1.gif", "a/jpg", "a/.jpg", "a", "a/b.jpg/c"] {
             assert!(!is_image(name), "{name}");
         }
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_are_refused_where_a_class_or_an_image_may_be() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("ant")).unwrap();
+        std::fs::write(dir.path().join("ant/1.png"), "1").unwrap();
+        let (gone, around) =
+            ("No such file or directory (os error 2)", "Too many levels of symbolic links (os error 40)");
+        for (name, target, cause) in [("bee", "gone", gone), ("ant/2.png", "gone", gone), ("cow", "cow", around)]
+        {
+            let link = dir.path().join(name);
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            let error = Folder::open(dir.path(), &()).unwrap_err().to_string();
+            assert_eq!(error, format!("{}: {cause}", link.display()));
+            std::fs::remove_file(link).unwrap();
+        }
+        // Editors leave such links for a while.
+        std::os::unix::fs::symlink("gone", dir.path().join(".#list")).unwrap();
+        assert_eq!(Folder::open(dir.path(), &()).unwrap().classes(), ["ant"]);
     }
 
     #[test]

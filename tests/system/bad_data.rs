@@ -209,6 +209,14 @@ fn a_folder_with_a_loop_of_links_is_refused() {
         assert!(said.contains(part), "`{part}` missing in:\n{said}");
     }
     fs::remove_file(class.join("again")).unwrap();
+    // A class that is a link to itself, and one that is not there.
+    for (target, cause) in [("cat", "Too many levels of symbolic links"), ("gone", "No such file")] {
+        let link = data.path().join("train/cat");
+        std::os::unix::fs::symlink(target, &link).unwrap();
+        let said = fail(["run", &job, "--out", &out]);
+        assert!(said.contains("train/cat: ") && said.contains(cause), "{said}");
+        fs::remove_file(link).unwrap();
+    }
     // A link to another folder is a folder.
     std::os::unix::fs::symlink(data.path().join("train/bee"), class.join("others")).unwrap();
     succeed(["run", &job, "--out", &out]);
