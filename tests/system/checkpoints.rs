@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::harness::{Cluster, ebb, events, fail, model, root, succeed, text};
+use crate::harness::{Cluster, ebb, events, fail, model, root, succeed, summary, text};
 
 /// Runs digits with these arguments and settings, and returns its output.
 fn run(out: &Path, more: &[&str], sets: &[String]) -> String {
@@ -113,6 +113,27 @@ fn another_job_begins_with_the_weights_of_a_checkpoint_or_a_file_where_they_fit(
     let job = root().join("examples/digits/job.toml");
     let said = fail(["run", job.to_str().unwrap(), "--set", &missing]);
     assert!(said.contains("model.initial"), "{said}");
+}
+
+#[test]
+fn a_checkpoint_is_evaluated_and_predicts_like_the_model_of_its_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = trained(folder.path(), 2);
+    let (url, last) = (format!("file://{}", checkpoints.display()), out_of(folder.path(), 2));
+    let job = root().join("examples/digits/job.toml").display().to_string();
+    let expected = summary(&last)["final"].clone();
+    for (name, place) in [("folder", checkpoints.display().to_string()), ("url", url)] {
+        let out = folder.path().join(name);
+        succeed(["evaluate", &job, "--model", &place, "--out", &out.display().to_string()]);
+        assert_eq!(summary(&out)["final"], expected, "{name}: the newest checkpoint has the last weights");
+    }
+    let predictions = [("checkpoint", &checkpoints), ("results", &last)].map(|(name, model)| {
+        let out = folder.path().join(format!("{name}.jsonl"));
+        let (model, path) = (model.display().to_string(), out.display().to_string());
+        succeed(["predict", &job, "--model", &model, "--out", &path]);
+        std::fs::read(out).unwrap()
+    });
+    assert!(predictions[0] == predictions[1], "a checkpoint predicts other values than the model");
 }
 
 /// Writes a job with a TorchScript module, and returns its path. It has 96 images of 8 x 8 in 3

@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
 use crate::harness::tmpfs::Tmpfs;
@@ -108,6 +111,66 @@ fn a_job_trains_the_same_bits_from_the_shards_as_from_the_source() {
         let said = fail([&["data", "convert", &table][..], &more].concat());
         assert!(said.contains("4 files of an earlier conversion are there"), "{said}");
     }
+}
+
+/// Settings of `[data]` for [`small`], in a format that calls its columns so.
+fn columns(user: &str, age: &str, label: &str) -> String {
+    format!("inputs = {{ features = [\"{user}\", \"{age}\"] }}\nlabel = \"{label}\"\n")
+}
+
+/// Returns a table of 64 records.
+fn small() -> String {
+    let lines = (0..64).map(|record| format!("{},{}.5,{}\n", record % 7, record % 13, record % 2));
+    "user,age,y\n".to_owned() + &lines.collect::<String>()
+}
+
+#[test]
+fn a_table_trains_the_same_bits_in_every_format() {
+    let dir = tempfile::tempdir().unwrap();
+    let (text, plain) = (small(), columns("user", "age", "y"));
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
+    gzip.write_all(text.as_bytes()).unwrap();
+    let from_text = |format: &str, file: &str, content: &[u8]| {
+        fs::write(dir.path().join(file), content).unwrap();
+        let data = format!("[data]\nformat = {format:?}\ntrain = {{ files = [{file:?}] }}\n{plain}");
+        trained(dir.path(), &format!("from-{file}"), &data)
+    };
+    let expected = from_text("csv", "t.csv", text.as_bytes());
+    assert!(from_text("tsv", "t.tsv", text.replace(',', "\t").as_bytes()) == expected, "tsv: other bits");
+    assert!(from_text("csv", "t.csv.gz", &gzip.finish().unwrap()) == expected, "gzip: other bits");
+
+    let table = dir.path().join("t.csv").display().to_string();
+    let in_tar = columns("user.npy", "age.npy", "y.npy");
+    for to in ["parquet", "arrow", "npy", "safetensors", "tar", "tfrecord", "jsonl"] {
+        let out = dir.path().join(to).display().to_string();
+        succeed(["data", "convert", &table, "--to", to, "--out", &out, "--records-per-shard", "25"]);
+        let section = fs::read_to_string(dir.path().join(to).join("data.toml")).unwrap();
+        let names = if to == "tar" { &in_tar } else { &plain };
+        let bits = trained(dir.path(), &format!("from-{to}"), &(section + names));
+        assert!(bits == expected, "{to}: other bits");
+    }
+}
+
+/// Returns settings of `[data]` for images, without random transforms: these draw by the name of
+/// the column.
+fn image_data(format: &str, train: &str, column: &str, label: &str) -> String {
+    format!(
+        "[data]\nformat = {format:?}\ntrain = {{ files = [{train:?}] }}\ninputs = {{ image = {column:?} }}\n\
+         label = {label:?}\n[data.transforms]\n{column} = [{{ op = \"decode\" }}, \
+         {{ op = \"resize\", size = [6, 8] }}, {{ op = \"normalize\" }}]\n"
+    )
+}
+
+#[test]
+fn images_in_a_tar_archive_train_the_bits_of_their_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let (folder, shards) = (dir.path().join("train"), dir.path().join("shards"));
+    images(&folder);
+    let out = shards.display().to_string();
+    succeed(["data", "convert", &folder.display().to_string(), "--to", "tar", "--out", &out]);
+    let expected = trained(dir.path(), "folder", &image_data("images", "train", "image", "class"));
+    let data = image_data("tar", "shards/part-00000.tar", "jpg", "cls");
+    assert!(trained(dir.path(), "tar", &data) == expected, "other bits");
 }
 
 #[test]

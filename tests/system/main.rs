@@ -53,6 +53,7 @@ mod tidy;
 mod traced;
 mod upgrade;
 mod url_faults;
+mod url_results;
 mod urls;
 mod watched;
 mod worst;

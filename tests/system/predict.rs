@@ -17,7 +17,8 @@ const RECORDS: u64 = 1797;
 const THRICE: u64 = 3 * RECORDS;
 
 /// The network of the example.
-const MLP: &str = "model={ builtin = \"mlp\", options = { hidden = [128] }, metrics = [\"accuracy\"] }";
+pub(crate) const MLP: &str =
+    "model={ builtin = \"mlp\", options = { hidden = [128] }, metrics = [\"accuracy\"] }";
 
 /// A network with these weights that takes 20 ms for each microbatch. A part of 256 records takes
 /// 320 ms.
@@ -53,9 +54,14 @@ pub(crate) fn trained(dir: &Path) -> PathBuf {
 
 /// Predicts in one process with one worker. Returns what the command printed.
 pub(crate) fn alone(model: &Path, out: &Path, times: usize, more: &[&str]) -> String {
+    predicted("1", model, out, times, more)
+}
+
+/// Predicts in one process with so many workers. Returns what the command printed.
+fn predicted(workers: &str, model: &Path, out: &Path, times: usize, more: &[&str]) -> String {
     let (job, data) = (job(), data(times));
     let (model, out) = (model.display().to_string(), out.display().to_string());
-    let command = ["predict", &job, "--model", &model, "--out", &out, "--on", "train", "--workers", "1"];
+    let command = ["predict", &job, "--model", &model, "--out", &out, "--on", "train", "--workers", workers];
     succeed([&command[..], &sets(&[&data, MLP, "fleet.ps=1"]), more].concat())
 }
 
@@ -242,6 +248,9 @@ fn predictions_have_the_format_that_their_name_says_and_large_ones_a_manifest() 
     for name in ["p.jsonl", "p.npy", "p.parquet"] {
         alone(&model, &out(name), 1, &[]);
         assert!(!parts(&out(name)).exists(), "parts are left of {name}");
+        let of_three = out(&format!("three-{name}"));
+        predicted("3", &model, &of_three, 1, &[]);
+        assert!(fs::read(&of_three).unwrap() == fs::read(out(name)).unwrap(), "{name}: 3 workers differ");
     }
     let inspect =
         |name: &str| succeed(["data", "inspect", &out(name).display().to_string(), "--records", "1"]);
@@ -252,7 +261,7 @@ fn predictions_have_the_format_that_their_name_says_and_large_ones_a_manifest() 
         assert!(said.contains(part), "`{part}` missing in {said}");
     }
 
-    let said = alone(&model, &out("large.jsonl"), 1, &["--join-bytes-max", "1000"]);
+    let said = predicted("3", &model, &out("large.jsonl"), 1, &["--join-bytes-max", "1000"]);
     let manifest = parts(&out("large.jsonl")).join("manifest.json");
     assert!(said.contains(&manifest.display().to_string()), "{said}");
     assert!(!out("large.jsonl").exists(), "it is too large to be joined");

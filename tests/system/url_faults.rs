@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -47,6 +47,26 @@ impl Files {
     }
 }
 
+/// Epochs of [`long`]. With [`LITTLE`] memory it reads at least 5 MiB in each, and 9 MiB before.
+const EPOCHS: u64 = 24;
+
+/// Bytes after which the data of [`long`] stands still: several steps are done by then, but not
+/// all.
+const STILL: u64 = 72 << 20;
+
+/// Arguments of a worker whose memory has room for one file.
+const LITTLE: [&str; 6] = ["--data-memory", "4194304", "--data-threads", "1", "--prefetch", "1"];
+
+/// Writes the job of [`two_steps`] with many epochs.
+fn long(folder: &Path, files: &[String], labels: &[String]) -> PathBuf {
+    let job = two_steps(folder, files, labels);
+    let written = fs::read_to_string(&job).unwrap();
+    let longer = written.replace("epochs = 1\n", &format!("epochs = {EPOCHS}\n"));
+    assert_ne!(written, longer);
+    fs::write(&job, longer).unwrap();
+    job
+}
+
 #[test]
 fn a_training_from_s3_goes_on_after_each_fault_with_the_same_bits() {
     let Some(server) = S3::start() else { return };
@@ -82,31 +102,18 @@ fn a_training_from_s3_goes_on_after_each_fault_with_the_same_bits() {
 
 #[test]
 fn a_bucket_that_stays_busy_fails_the_job_with_the_cause_and_a_mended_one_loses_nothing() {
-    /// Epochs of the job. With little memory it reads at least 5 MiB in each, and 9 MiB before.
-    const EPOCHS: u64 = 24;
-    /// Bytes after which the data stands still: several steps are done by then, but not all.
-    const STILL: u64 = 72 << 20;
     let Some(server) = S3::start() else { return };
     let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
     let endpoint = format!("http://{}", proxy.address);
     let environment = environment(&endpoint);
     let Files { local, labels, remote } = Files::write(folder.path(), &server);
-    let long = |folder: &Path, files: &[String]| {
-        let job = two_steps(folder, files, &labels);
-        let written = fs::read_to_string(&job).unwrap();
-        let longer = written.replace("epochs = 1\n", &format!("epochs = {EPOCHS}\n"));
-        assert_ne!(written, longer);
-        fs::write(&job, longer).unwrap();
-        job
-    };
-    let undisturbed = trained(&long(folder.path(), &local), &[]);
+    let undisturbed = trained(&long(folder.path(), &local, &labels), &[]);
 
     let mut cluster = Cluster::start(1, 0);
     let allowed = format!("s3://{}", S3::BUCKET);
-    let little = ["--data-memory", "4194304", "--data-threads", "1", "--prefetch", "1"];
-    let worker = [&little[..], &["--data-urls", &allowed, "--data-patience", "100ms"]].concat();
+    let worker = [&LITTLE[..], &["--data-urls", &allowed, "--data-patience", "100ms"]].concat();
     cluster.add_worker_as(&worker, &environment);
-    let job = long(cluster.dir.path(), &remote);
+    let job = long(cluster.dir.path(), &remote, &labels);
     let saved = format!("checkpoint.url={}", cluster.dir.path().join("saved").display());
     let sets = ["limits.attempts_max=1", &saved, "checkpoint.every_steps=2"];
     let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
@@ -157,6 +164,56 @@ fn a_bucket_that_stays_busy_fails_the_job_with_the_cause_and_a_mended_one_loses_
     let output = submission(&second, &["--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     has(&text(&output), &["training goes on from the checkpoint of version "]);
+    assert_eq!(summary(&second)["samples_applied"], 18 * EPOCHS);
+    assert!(model(&second) == undisturbed, "other bits than undisturbed");
+}
+
+#[test]
+fn an_object_that_changes_while_a_job_trains_ends_it_and_a_restored_one_loses_nothing() {
+    let Some(server) = S3::start() else { return };
+    let (proxy, folder) = (Proxy::start(&server), tempfile::tempdir().unwrap());
+    let endpoint = format!("http://{}", proxy.address);
+    let environment = environment(&endpoint);
+    let Files { local, labels, remote } = Files::write(folder.path(), &server);
+    let undisturbed = trained(&long(folder.path(), &local, &labels), &[]);
+
+    let mut cluster = Cluster::start(1, 0);
+    let allowed = format!("s3://{}", S3::BUCKET);
+    cluster.add_worker_as(&[&LITTLE[..], &["--data-urls", &allowed]].concat(), &environment);
+    let job = long(cluster.dir.path(), &remote, &labels);
+    let saved = format!("checkpoint.url={}", cluster.dir.path().join("saved").display());
+    let sets = ["--set", &saved, "--set", "checkpoint.every_steps=2"];
+    let submission = |out: &Path, more: &[&str]| {
+        let mut submission = cluster.submission(&job, out, &[&sets[..], more].concat());
+        submission.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
+        submission
+    };
+    // The data stands still while the object changes, so the job reads it again afterwards.
+    let still = proxy.forwarded() + STILL;
+    proxy.set_from(Fault::Stalls, still);
+    let first = cluster.dir.path().join("first");
+    let mut user = submission(&first, &[]).spawn().unwrap();
+    until("a checkpoint is saved and the data stands still", PATIENCE, || {
+        assert!(user.try_wait().unwrap().is_none(), "it ended before");
+        let stands = proxy.forwarded() >= still && proxy.met() > 0;
+        stands && first.join("metrics.jsonl").exists() && !events(&first, "checkpoint").is_empty()
+    });
+    let [good, other] = [&local[1], &local[0]].map(|file| fs::read(file).unwrap());
+    assert_eq!(good.len(), other.len(), "only its ETag and its time tell that it changed");
+    assert_eq!(server.request("PUT", "x1.npy", &other).0, 200);
+    proxy.set(Fault::Nothing);
+    let output = user.wait_with_output().unwrap();
+    assert!(!output.status.success(), "{}", text(&output));
+    let stopped = summary(&first);
+    assert_eq!(stopped["status"], "failed", "{stopped}");
+    for said in [&text(&output), stopped["reason"].as_str().unwrap()] {
+        has(said, &[&remote[1], "the file has changed since", "restore it, or submit the job anew"]);
+    }
+
+    assert_eq!(server.request("PUT", "x1.npy", &good).0, 200);
+    let second = cluster.dir.path().join("second");
+    let output = submission(&second, &["--resume"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
     assert_eq!(summary(&second)["samples_applied"], 18 * EPOCHS);
     assert!(model(&second) == undisturbed, "other bits than undisturbed");
 }

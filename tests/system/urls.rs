@@ -21,12 +21,12 @@ use crate::images;
 /// Time for something that takes a moment on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-fn clicks() -> PathBuf {
+pub(crate) fn clicks() -> PathBuf {
     root().join("examples/tabular/clicks.parquet")
 }
 
 /// Writes the job file of a small training that reads `files`.
-fn job(folder: &Path, files: &str) -> PathBuf {
+pub(crate) fn job(folder: &Path, files: &str) -> PathBuf {
     let job = format!(
         r#"
 name = "urls"
@@ -480,46 +480,4 @@ fn a_bucket_that_denies_access_is_named_with_what_to_check() {
     proxy.set(Fault::Nothing);
     let granted = run();
     assert!(granted.status.success(), "{}", text(&granted));
-}
-
-#[test]
-fn results_are_copied_to_s3_and_those_of_another_job_stay() {
-    let Some(server) = S3::start() else { return };
-    let proxy = Proxy::start(&server);
-    let endpoint = format!("http://{}", proxy.address);
-    let environment = environment(&endpoint);
-    let folder = tempfile::tempdir().unwrap();
-    let job = job(folder.path(), &clicks().display().to_string());
-    let out = folder.path().join("out");
-    let url = format!("s3://{}/results/mine", S3::BUCKET);
-    let run = |url: &str| {
-        let mut command = ebb(["run", "--workers", "1", "--upload", url, "--out"]);
-        command.arg(&out).arg(&job).envs(environment).output().unwrap()
-    };
-    proxy.set(Fault::Busy);
-    let busy = std::thread::scope(|scope| {
-        let ran = scope.spawn(|| run(&url));
-        until("a request meets a busy server", PATIENCE, || proxy.met() > 0);
-        proxy.set(Fault::Nothing);
-        ran.join().unwrap()
-    });
-    assert!(busy.status.success(), "{}", text(&busy));
-    assert!(text(&busy).contains(&format!("copied to    {url}")), "{}", text(&busy));
-    let keys = server.keys();
-    for name in ["model.safetensors", "metrics.jsonl", "summary.json"] {
-        let (status, content) = server.request("GET", &format!("results/mine/{name}"), b"");
-        assert_eq!((status, content), (200, fs::read(out.join(name)).unwrap()), "{name} of {keys:?}");
-    }
-    assert!(keys.iter().any(|key| key.starts_with("results/mine/tensorboard/")), "{keys:?}");
-    assert!(!keys.iter().any(|key| key.ends_with("probe")), "{keys:?}");
-
-    // Refused before anything is trained.
-    fs::remove_dir_all(&out).unwrap();
-    let again = text(&run(&url));
-    assert!(again.contains("--upload") && again.contains("results/mine/summary.json exists"), "{again}");
-    assert!(!out.exists());
-    let unknown = text(&run("s3://no-such-bucket/results"));
-    assert!(unknown.contains("--upload") && unknown.contains("no-such-bucket"), "{unknown}");
-    let nowhere = fail(["submit", &job.display().to_string(), "--upload", &url]);
-    assert!(nowhere.contains("--upload: what is copied are the files of --out DIR"), "{nowhere}");
 }
