@@ -20,7 +20,7 @@ const NAME: &str = "fuzzed";
 pub type Target = fn(&[u8]) -> bool;
 
 /// Decoders, by their names.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("arrow", |bytes| file(Format::Arrow, bytes)),
     ("csv", |bytes| file(Format::Csv, bytes)),
     ("csv_without_header", csv_without_header),
@@ -39,6 +39,7 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("tfrecord", |bytes| file(Format::Tfrecord, bytes)),
     ("tokenizer", tokenizer),
     ("tokens", tokens),
+    ("tsv", |bytes| file(Format::Tsv, bytes)),
     ("webp", image),
 ];
 

@@ -41,6 +41,7 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
     let tar = made(Format::Tar);
     let tfrecord = made(Format::Tfrecord);
     let csv = vec![b"a,b,label\n1,2.5,0\n-4,5e1,1\n".to_vec(), b"1,\"2\"\r\n\r\n3,4".to_vec()];
+    let tsv = vec![b"a\tb\tlabel\n1\t2.5\t0\n-4\t5e1\t1\n".to_vec(), b"a\t\"b,c\"\r\n3\t4".to_vec()];
     let mut arrow = made(Format::Arrow);
     // A stream is a file without what lies before its first message. What follows the end of the
     // stream is not read.
@@ -99,6 +100,7 @@ pub(crate) fn all(folder: &Path) -> BTreeMap<&'static str, Vec<Vec<u8>>> {
         ("token_list", vec![tokens.into_bytes()]),
         ("tokenizer", tokenizers.to_vec()),
         ("tokens", (0..8).map(|cut| [&[cut * 35][..], &[1; 200]].concat()).collect()),
+        ("tsv", tsv),
         ("webp", images("webp")),
     ])
 }
