@@ -206,7 +206,7 @@ fn an_object_that_changes_while_a_job_trains_ends_it_and_a_restored_one_loses_no
     assert!(!output.status.success(), "{}", text(&output));
     let stopped = summary(&first);
     assert_eq!(stopped["status"], "failed", "{stopped}");
-    for said in [&text(&output), stopped["reason"].as_str().unwrap()] {
+    for said in [text(&output).as_str(), stopped["reason"].as_str().unwrap()] {
         has(said, &[&remote[1], "the file has changed since", "restore it, or submit the job anew"]);
     }
 
