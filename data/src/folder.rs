@@ -291,7 +291,8 @@ mod tests {
         std::fs::write(dir.path().join("ant/1.png"), "1").unwrap();
         let (gone, around) =
             ("No such file or directory (os error 2)", "Too many levels of symbolic links (os error 40)");
-        for (name, target, cause) in [("bee", "gone", gone), ("ant/2.png", "gone", gone), ("cow", "cow", around)]
+        for (name, target, cause) in
+            [("bee", "gone", gone), ("ant/2.png", "gone", gone), ("cow", "cow", around)]
         {
             let link = dir.path().join(name);
             std::os::unix::fs::symlink(target, &link).unwrap();

@@ -24,6 +24,7 @@ mod evaluations;
 mod full_journal;
 mod hostile_scripts;
 mod hosts;
+mod https;
 mod images;
 mod known_files;
 mod launch;

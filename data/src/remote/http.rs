@@ -259,7 +259,12 @@ fn broken(error: reqwest::Error) -> Failure {
     }
     let text = with_sources(&error);
     // A certificate does not become valid within a minute.
-    if error.is_redirect() || error.is_builder() || text.contains("certificate") {
+    if text.contains("certificate") {
+        return Failure::Other(format!(
+            "{text}; if the server has an authority of your own, name its certificate in SSL_CERT_FILE"
+        ));
+    }
+    if error.is_redirect() || error.is_builder() {
         return Failure::Other(text);
     }
     Failure::Passing(text)
