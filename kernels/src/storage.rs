@@ -189,6 +189,24 @@ impl Storage {
         Ok(())
     }
 
+    /// Copies bytes of other storage, from the byte `begin` on, over the first bytes of this one on
+    /// the host. They are there when this returns.
+    ///
+    /// # Panics
+    /// If either has fewer bytes, or these lie on a device.
+    ///
+    /// # Errors
+    /// The values lie on a device that failed.
+    pub fn receive_part(&mut self, from: &Self, begin: usize, bytes: usize) -> Result<(), Error> {
+        let to = &mut self.host_mut()[..bytes];
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &from.memory {
+            return buffer.read_from(begin, to);
+        }
+        to.copy_from_slice(&from.host()[begin..][..bytes]);
+        Ok(())
+    }
+
     /// Returns whether the elements lie on the host.
     pub const fn is_on_host(&self) -> bool {
         match &self.memory {
@@ -392,6 +410,16 @@ mod tests {
                 copy.write(Operand::Stored(&storage));
                 assert_eq!(copy.bytes(), storage.bytes());
             }
+        }
+    }
+
+    #[test]
+    fn a_part_of_storage_is_received_alone() {
+        for mut storage in storages(DType::F32) {
+            storage.write(Operand::Payload(&(0..32).collect::<Vec<u8>>()));
+            let mut part = Storage::zeros(DType::F32, 3);
+            part.receive_part(&storage, 5, 8).unwrap();
+            assert_eq!(*part.bytes(), [5, 6, 7, 8, 9, 10, 11, 12, 0, 0, 0, 0]);
         }
     }
 

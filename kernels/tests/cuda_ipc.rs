@@ -187,6 +187,23 @@ impl Other {
                 there.receive(&sum)?;
                 return Ok(told(&there));
             }
+            // The sum is queued before, and has not run when the part is written.
+            "write_part" => {
+                let (at, value) = at_and_value(argument);
+                let mut sum = Storage::on_device(&self.device, DType::F32, PART)?;
+                sum.fill(value);
+                sum.merge(Operand::Payload(&1_f32.to_le_bytes().repeat(PART)), Merge::Sum(WireType::F32));
+                let mut part = self.opened.pop().expect("opened").part(DType::F32, at, PART * 4);
+                part.write(Operand::Stored(&sum));
+                drop((part, sum));
+                self.device.settle()?;
+            }
+            "fetch" => {
+                let at = argument.parse().expect("a number");
+                let mut there = Storage::zeros(DType::F32, PART);
+                there.receive_part(self.exported.as_ref().expect("exported"), at, PART * 4)?;
+                return Ok(told(&there));
+            }
             "settle" => self.device.settle()?,
             _ => panic!("no command `{verb}`"),
         }
@@ -240,6 +257,7 @@ fn memory_of_a_device_crosses_between_processes_and_what_goes_wrong_is_named() {
     }
     values_cross_as_often_as_they_change(&mut exporter, &mut reader, &handle);
     parts_are_written_and_read_alone(&mut exporter, &mut reader, &handle);
+    parts_are_written_by_the_process_that_opened_them(&mut exporter, &mut reader, &handle);
     wrong_handles_are_refused(&mut exporter, &mut reader, &handle);
     if !is_real() {
         a_driver_that_passes_no_memory_is_named(start("0", &[("EBB_TEST_IPC", NOT_SUPPORTED)]), &handle);
@@ -278,6 +296,22 @@ fn parts_are_written_and_read_alone(exporter: &mut Process, reader: &mut Process
     for (at, sum) in [("0", "11"), ("4096", "12.5"), ("8192", "14"), ("12288", "3")] {
         assert_eq!(reader.ask(&format!("open {handle}")), "done");
         assert_eq!(reader.ask(&format!("add_part {at} 10")), sum, "the part from byte {at} on");
+    }
+}
+
+fn parts_are_written_by_the_process_that_opened_them(
+    exporter: &mut Process,
+    reader: &mut Process,
+    handle: &str,
+) {
+    assert_eq!(exporter.ask("fill -7"), "done");
+    for (at, value, sum) in [("4096", "1.5", "2.5"), ("12288", "9", "10"), ("4096", "3", "4")] {
+        assert_eq!(reader.ask(&format!("open {handle}")), "done");
+        assert_eq!(reader.ask(&format!("write_part {at} {value}")), "done");
+        assert_eq!(exporter.ask(&format!("fetch {at}")), sum, "the part from byte {at} on");
+    }
+    for at in ["0", "8192", "16384"] {
+        assert_eq!(exporter.ask(&format!("fetch {at}")), "-7", "nobody has written to byte {at}");
     }
 }
 

@@ -317,6 +317,7 @@ impl From<Pull> for pb::PullRequest {
             wait_ms: u32::try_from(pull.wait.as_millis()).unwrap_or(u32::MAX),
             attachment: Bytes::new(),
             wire: pb::WireType::from(pull.wire).into(),
+            part: None,
         }
     }
 }

@@ -5,7 +5,7 @@
 //! - A partition is promised the memory of its versions, slots and first checkpoint before it is
 //!   opened, or it is not opened. Sums take what is left; those that find nothing lie on the host.
 //! - Memory that workers export to this ps lies on the device too, so it is taken like a sum. A
-//!   worker whose memory finds no room sends its gradients another way.
+//!   worker whose memory finds no room exchanges its values another way.
 //! - A small part of the memory is never promised: operations copy payloads there.
 //! - The first failure of a device ends the ps. No value that the device computed since then is
 //!   given out.
@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kernels::device::PART_ALIGNMENT;
-use kernels::{Device, Opened, Part};
+use kernels::{Device, Opened, Operand, Part, Storage};
 use proto::pb;
 use proto::tensor::DType;
 use tokio_util::sync::CancellationToken;
@@ -131,7 +131,7 @@ impl DeviceMemory {
     }
 }
 
-/// Memory of the device that a worker has exported to this ps. It is only read.
+/// Memory of the device that a worker has exported to this ps. Only what a pull offers is written.
 #[derive(Debug)]
 pub(crate) struct Exported {
     opened: Arc<Opened>,
@@ -168,7 +168,8 @@ fn inside(region: pb::Region, size: usize) -> Option<(usize, usize)> {
     begin.checked_add(bytes).filter(|end| *end <= size).map(|_| (begin, bytes))
 }
 
-/// Values in memory of the device that a worker has exported.
+/// A region of memory of the device that a worker has exported: the values of a push, or room for
+/// the answer to a pull.
 pub(crate) struct Lent {
     exported: Arc<Exported>,
     begin: usize,
@@ -195,6 +196,18 @@ impl Lent {
     /// If the bytes end within a value.
     pub(crate) fn values(&self, dtype: DType) -> Part {
         self.exported.opened.part(dtype, self.begin, self.bytes)
+    }
+
+    /// Copies values to the region, from its byte `at` on. They are there when the device has been
+    /// waited for. Returns where they lie in the memory.
+    ///
+    /// # Panics
+    /// If they are not inside the region, or `at` is not aligned.
+    pub(crate) fn write(&self, at: usize, values: &Storage) -> pb::Region {
+        let (begin, bytes) = (self.begin + at, values.size());
+        assert!(at + bytes <= self.bytes, "{bytes} bytes from {at} on, of {}", self.bytes);
+        self.exported.opened.part(values.dtype(), begin, bytes).write(Operand::Stored(values));
+        pb::Region { offset: begin as u64, bytes: bytes as u64 }
     }
 }
 

@@ -15,6 +15,7 @@ net::metrics! {
     pulls_refused: counter "ebb_ps_pull_refused_total", "Pulls that were answered with an error, waits that ended included.";
     pull_bytes: counter "ebb_ps_pull_bytes_total", "Values of all pulls that were answered with weights, in the type that they were sent in.";
     pull_bytes_shared: counter "ebb_ps_pull_shared_bytes_total", "Values of pulls that the worker could read where they lie.";
+    pull_bytes_device: counter "ebb_ps_pull_device_bytes_total", "Values of pulls that were copied into memory of this ps's device that the worker has exported.";
     pulls_waiting: gauge "ebb_ps_pull_waiting", "Pulls that wait for a version.";
     updates: counter "ebb_ps_update_total", "Steps applied, over all partitions.";
     update_nanos: seconds "ebb_ps_update_seconds_total", "Time spent applying steps.";

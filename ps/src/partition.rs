@@ -20,7 +20,7 @@
 
 mod dense;
 pub(crate) mod norms;
-mod pull;
+pub(crate) mod pull;
 pub(crate) mod push;
 mod restore;
 mod save;

@@ -26,10 +26,11 @@ use crate::attached::Attachments;
 use crate::checkpoint::{Reported, Reports};
 use crate::checks;
 use crate::config::Options;
-use crate::device::DeviceMemory;
+use crate::device::{DeviceMemory, Lent};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Applied, Opening, Place};
+use crate::partition::pull::Given;
 use crate::partition::push::{Carrier, Header};
 use crate::partition::{Life, Partition, Surroundings, norms};
 
@@ -240,21 +241,40 @@ impl Ps {
     /// The errors of [`pull_into`](Parameters::pull_into).
     #[tracing::instrument(level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
     pub async fn pull(&self, pull: Pull) -> Result<Pulled, Failure> {
-        let pulled = self.pull_from(pull).await;
-        Ok(pulled.inspect_err(|_| self.0.metrics.pulls_refused.add(1))?)
+        let Pull { address, want, wait, .. } = pull;
+        let give = |partition: Arc<Partition>| async move { partition.pull(address.era, want, wait).await };
+        self.counted_pull(pull, give).await
     }
 
-    async fn pull_from(&self, pull: Pull) -> Result<Pulled> {
-        let partition = self.find(pull.address)?;
-        proto::convert::check_wire("PullRequest", pull.wire, partition.wire())?;
+    /// Reads a partition as [`pull`](Self::pull) does, into memory of the device that a worker has
+    /// exported, if the version lies on the device.
+    #[tracing::instrument(name = "pull", level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
+    pub(crate) async fn pull_to(&self, pull: Pull, to: Lent) -> Result<Given, Failure> {
+        let Pull { address, want, wait, .. } = pull;
+        let give =
+            |partition: Arc<Partition>| async move { partition.pull_to(address.era, want, wait, to).await };
+        self.counted_pull(pull, give).await
+    }
+
+    /// Finds the partition that gives what a pull asks for, and counts the pull.
+    async fn counted_pull<T, F: Future<Output = Result<T>>>(
+        &self,
+        pull: Pull,
+        give: impl FnOnce(Arc<Partition>) -> F,
+    ) -> Result<T, Failure> {
         let metrics = &self.0.metrics;
-        metrics.pulls_waiting.add(1);
-        let _waiting = Defer(|| metrics.pulls_waiting.sub(1));
-        let pulled = partition.pull(pull.address.era, pull.want, pull.wait).await;
-        let pulled = pulled.inspect_err(checks::refused)?;
-        metrics.pulls.add(1);
-        metrics.pull_bytes.add(partition.bytes_in(pull.wire) as u64);
-        Ok(pulled)
+        let pulled = async {
+            let partition = self.find(pull.address)?;
+            proto::convert::check_wire("PullRequest", pull.wire, partition.wire())?;
+            metrics.pulls_waiting.add(1);
+            let _waiting = Defer(|| metrics.pulls_waiting.sub(1));
+            let given = give(partition.clone()).await.inspect_err(checks::refused)?;
+            metrics.pulls.add(1);
+            metrics.pull_bytes.add(partition.bytes_in(pull.wire) as u64);
+            Ok(given)
+        };
+        let pulled: Result<T> = pulled.await;
+        Ok(pulled.inspect_err(|_| metrics.pulls_refused.add(1))?)
     }
 
     /// Returns what a partition contributes to the norms of a step, for the other partitions of the

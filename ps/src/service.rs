@@ -39,8 +39,12 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::{Error, Result};
 use crate::opening::{Applied, Opening};
+use crate::partition::pull::Given;
 use crate::partition::push::{Carrier, Header};
 use crate::partitions::{MasterStart, Ps};
+
+/// Regions in one message of an answer whose values lie in memory of the device.
+const REGIONS_MAX: usize = 4096;
 
 /// Clones are held for as long as this ps reads any of a sender's memory, except that its device
 /// may still have to run what was queued.
@@ -203,13 +207,36 @@ impl Service {
     ) -> Result<HttpResponse<Body>, Status> {
         let request = stream.message::<pb::PullRequest>().await?;
         let mut request = required("Parameters.Pull", "request", request)?;
-        let name = std::mem::take(&mut request.attachment);
+        let (name, part) = (std::mem::take(&mut request.attachment), request.part.take());
         let pull = Pull::try_from(request)?;
         self.ps.find(pull.address)?.check_script(script)?;
-        let pulled = tokio::select! {
+        let attachment = part.and_then(|part| Some((self.ps.attachments().get(&name)?, part)));
+        // Dropped when nothing is written to the part any more.
+        let (writes, written) = oneshot::channel::<()>();
+        let lent = attachment.map(|(attachment, part)| attachment.region(part, writes)).transpose();
+        let giving = async {
+            match lent.map_err(Error::from)?.flatten() {
+                Some(lent) => self.ps.pull_to(pull, lent).await,
+                None => self.ps.pull(pull).await.map(Given::Here),
+            }
+        };
+        let given = tokio::select! {
             biased;
-            pulled = self.ps.pull(pull) => pulled?,
-            () = self.stopping.cancelled() => return Err(Error::Stopping.into()),
+            given = giving => given?,
+            () = self.stopping.cancelled() => {
+                // The answer says that the part is the worker's again.
+                let _ = written.await;
+                return Err(Error::Stopping.into());
+            }
+        };
+        let pulled = match given {
+            Given::Here(pulled) => pulled,
+            Given::OnDevice { version, chunks } => {
+                let bytes = chunks.iter().filter_map(|chunk| chunk.region).map(|region| region.bytes);
+                self.ps.metrics().pull_bytes_device.add(bytes.sum());
+                let until = self.hold(stream, Vec::new());
+                return Ok(bulk::respond_until(on_device(version, &chunks), Box::pin(until)));
+            }
         };
         match self.ps.memory().filter(|_| self.ps.attachments().get(&name).is_some()) {
             Some(memory) => {
@@ -323,9 +350,18 @@ fn replies(
 ) -> impl Iterator<Item = pb::PullReply> + Send + Unpin + 'static {
     let part = |part| pb::PullReply { part: Some(part) };
     let (version, chunks) = (pulled.version.get(), pulled.chunks.len() as u64);
-    let header = pull_reply::Part::Header(pb::PullHeader { version, chunks });
+    let header = pull_reply::Part::Header(pb::PullHeader { version, chunks, on_device: false });
     let chunks = pack_as(pulled.chunks, send).map(move |chunks| part(pull_reply::Part::Chunks(chunks)));
     std::iter::once(part(header)).chain(chunks)
+}
+
+/// Returns what a pull answers whose chunks lie in memory of the device.
+fn on_device(version: Version, chunks: &[pb::Chunk]) -> impl Iterator<Item = pb::PullReply> + use<> {
+    let header = pb::PullHeader { version: version.get(), chunks: chunks.len() as u64, on_device: true };
+    let message = |chunks: &[pb::Chunk]| pull_reply::Part::Chunks(pb::Chunks { chunks: chunks.to_vec() });
+    let messages: Vec<_> = chunks.chunks(REGIONS_MAX).map(message).collect();
+    let parts = std::iter::once(pull_reply::Part::Header(header)).chain(messages);
+    parts.map(|part| pb::PullReply { part: Some(part) })
 }
 
 /// The service as the server sees it: pushes and pulls go past tonic's codec, which would copy what

@@ -422,7 +422,7 @@ impl Role for Worker {
                 Kind::Device,
                 "DEVICE",
                 Some("auto"),
-                "Memory in which gradients lie for a ps of this host: cuda:N, for a ps on this CUDA device; cpu (memory of \
+                "Memory in which gradients and weights are exchanged with a ps of this host: cuda:N, for a ps on this CUDA device; cpu (memory of \
                  the host alone); or auto (the CUDA device of --device, otherwise the CPU). What refuses is logged once, \
                  and memory of the host is used. The trained bits do not depend on it",
             ),

@@ -441,7 +441,7 @@ fn submit(cluster: &mut Cluster, job: &Path, out: &Path, sets: &[&str], disturb:
     assert!(output.status.success(), "{}", text(&output));
 }
 
-/// Memory in which gradients travel between processes, and what is in the way.
+/// Memory in which gradients and weights travel between processes, and what is in the way.
 #[derive(Clone, Copy, Debug)]
 struct Way<'a> {
     /// The device of the ps.
@@ -488,8 +488,17 @@ fn carried(cluster: &mut Cluster) -> [[f64; 2]; 2] {
     [ps, workers]
 }
 
-/// Trains in each of these ways. Gradients take the way that is not refused, and the bits are those
-/// of one process.
+/// Returns the bytes of weights that the ps has copied into memory of the device, and those that
+/// the workers have read there.
+fn pulled_on_device(cluster: &mut Cluster) -> [f64; 2] {
+    let read = |url: &str, role: &str| harness::metric(url, &format!("ebb_{role}_pull_device_bytes_total"));
+    let ps = read(&cluster.ps[0].metrics_url(), "ps");
+    let workers = cluster.workers.iter_mut().map(|worker| read(&worker.metrics_url(), "worker"));
+    [ps, workers.sum()]
+}
+
+/// Trains in each of these ways. Gradients and weights take the way that is not refused, and the
+/// bits are those of one process.
 fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str]) {
     let (path, job) = (driver.path(), root().join("examples/digits/job.toml"));
     let calm = tempfile::tempdir().unwrap();
@@ -502,6 +511,8 @@ fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str
         assert!(output.status.success(), "{way:?}: {}", text(&output));
         assert_eq!(summary(&out)["model_sha256"], expected, "{way:?}");
         assert!(model(&out) == model(&calm_out), "{way:?}");
+        let pulled = pulled_on_device(&mut cluster);
+        assert_eq!(pulled[0] > 0.0, pulled[1] > 0.0, "{way:?}: copied and read {pulled:?}");
         let [ps, workers] = carried(&mut cluster);
         assert!(ps[0] + ps[1] > 0.0, "{way:?}: {ps:?}");
         let is_used = |bytes: [f64; 2]| bytes.map(|bytes| bytes > 0.0);
@@ -509,12 +520,12 @@ fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str
         if is_real() {
             // A driver may refuse, which is said below.
             let logs: String = cluster.workers.iter().map(harness::Process::log).collect();
-            eprintln!("{way:?}: on the device and on the host {ps:?}\n{logs}");
+            eprintln!("{way:?}: on the device and on the host {ps:?}, weights {pulled:?}\n{logs}");
             continue;
         }
         let on_device = way.ps == "cuda:0" && way.worker != "cpu" && way.refused.is_none();
-        assert_eq!(ps[0] > 0.0, on_device, "{way:?}: {ps:?}");
-        let said = "gradients go to a ps of this host through memory of the host";
+        assert_eq!([ps[0], pulled[0]].map(|bytes| bytes > 0.0), [on_device; 2], "{way:?}: {ps:?} {pulled:?}");
+        let said = "gradients and weights go to and from a ps of this host through memory of the host";
         let logs = cluster.workers.iter().map(harness::Process::log);
         let told: Vec<_> = logs.filter(|log| log.contains(said)).collect();
         assert_eq!(!told.is_empty(), way.refused.is_some(), "{way:?}: {told:?}");
@@ -526,7 +537,7 @@ fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str
 }
 
 #[test]
-fn a_model_has_the_same_bits_when_gradients_cross_on_the_device_and_when_something_refuses() {
+fn a_model_has_the_same_bits_when_values_cross_on_the_device_and_when_something_refuses() {
     if nvrtc().is_none() {
         return skipped(Lacks::Package, "no NVRTC: no ps used a device");
     }
@@ -566,7 +577,7 @@ fn a_model_has_the_same_bits_when_gradients_cross_on_the_device_and_when_somethi
 }
 
 #[test]
-fn a_worker_or_a_ps_that_dies_while_gradients_cross_on_the_device_changes_no_bit() {
+fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() {
     if nvrtc().is_none() {
         return skipped(Lacks::Package, "no NVRTC: no ps used a device");
     }
@@ -589,14 +600,16 @@ fn a_worker_or_a_ps_that_dies_while_gradients_cross_on_the_device_changes_no_bit
             let mut cluster = Way::new("cuda:0", "cuda:0").cluster(&path);
             let out = cluster.dir.path().join("out");
             submit(&mut cluster, &job, &out, &sets, |cluster| {
-                let before = carried(cluster)[0][0];
-                assert!(is_real() || before > 0.0, "{mode} {wire}: nothing has crossed on the device");
+                let before = [carried(cluster)[0][0], pulled_on_device(cluster)[0]];
+                let has_crossed = before.iter().all(|bytes| *bytes > 0.0);
+                assert!(is_real() || has_crossed, "{mode} {wire}: {before:?} have crossed on the device");
                 disturb(cluster);
             });
             assert_eq!(summary(&out)["model_sha256"], expected, "{mode} {wire}: the {what} died");
             assert!(model(&out) == model(&calm_out), "{mode} {wire}: the {what} died");
-            let after = carried(&mut cluster)[0][0];
-            assert!(is_real() || after > 0.0, "{mode} {wire}: nothing crossed after the {what} died");
+            let after = [carried(&mut cluster)[0][0], pulled_on_device(&mut cluster)[0]];
+            let has_crossed = after.iter().all(|bytes| *bytes > 0.0);
+            assert!(is_real() || has_crossed, "{mode} {wire}: {after:?} crossed after the {what} died");
         }
     }
 }

@@ -364,6 +364,18 @@ async fn a_ps_on_the_host_refuses_memory_of_a_device_and_goes_on() {
         assert!(failure.kind == Kind::Unavailable && failure.message.contains("attach again"), "{failure}");
     }
     assert_eq!(served.ps.metrics().push_bytes_in_flight.get(), 0);
+    // Room for the answer to a pull stays unused.
+    for attachment in [name.clone(), Bytes::from_static(&[7; 16])] {
+        let (want, wait) = (Want::Exact(Version(0)), Duration::from_secs(9));
+        let pull = Pull { address: ADDRESS, want, wait, wire: WireType::F32 };
+        let request = pb::PullRequest { attachment, part: region, ..pull.into() };
+        let mut replies = bulk::call(&channel, PULL, std::iter::once(request)).await.unwrap();
+        let first = replies.message::<pb::PullReply>().await.unwrap().and_then(|reply| reply.part);
+        let Some(pb::pull_reply::Part::Header(header)) = first else { panic!("a header") };
+        assert!(!header.on_device && header.chunks > 0, "{header:?}");
+        while replies.message::<pb::PullReply>().await.unwrap().is_some() {}
+    }
+    assert_eq!(served.ps.metrics().pull_bytes_device.get(), 0);
     // The attachment is as it was: a region is too short for its chunk, and not unknown.
     let failure = push_regions(&channel, name, &[Some(pb::Region { offset: 0, bytes: 1 << 10 })]).await;
     assert!(failure.kind == Kind::Malformed, "{failure}");

@@ -11,12 +11,14 @@
 //! | `shared_memory` | a ps of this host | none for gradients that lie in such memory, else one |
 //! | the same | a ps on the CUDA device of this worker | one, to the device |
 //!
-//! A pull has one copy with every carrier: into the tensors of the caller.
+//! A pull has one copy with every carrier: into the tensors of the caller. What a ps on the CUDA
+//! device of this worker has placed there crosses to the host first.
 
 mod attached;
 mod connector;
 mod embedded;
 mod exported;
+mod placed;
 mod shared_memory;
 mod socket;
 #[cfg(test)]

@@ -16,6 +16,7 @@ net::metrics! {
     push_bytes: counter "ebb_worker_push_bytes_total", "Values of all pushes that every ps acknowledged, in the memory of this worker. What is neither shared nor on a device went through a socket, or to a ps of this process.";
     push_bytes_shared: counter "ebb_worker_push_shared_bytes_total", "Values of pushes that a ps was told to read where they lie in this worker's memory.";
     push_bytes_device: counter "ebb_worker_push_device_bytes_total", "Values of pushes that a ps was told to read where they lie in memory of a CUDA device that this worker has exported.";
+    pull_bytes_device: counter "ebb_worker_pull_device_bytes_total", "Values of pulls that a ps copied into memory of a CUDA device that this worker has exported.";
     push_bytes_lost: gauge "ebb_worker_push_lost_bytes", "Shared memory that rests because a ps may still read it after its call broke.";
 }
 

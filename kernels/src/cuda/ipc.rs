@@ -2,13 +2,14 @@
 //!
 //! One process exports memory when it allocates it, and sends the handle. The other process opens
 //! the handle and reads the memory where it lies, whole or in parts, as any other operand of a
-//! kernel.
+//! kernel. It writes to parts that the exporter has offered.
 //!
 //! Always true here:
 //!
 //! - Exported memory takes whole blocks of the driver. A handle opens whole blocks, so nothing else
 //!   of this process may lie in them.
-//! - A process changes only what it has exported. What it has opened is read.
+//! - At each moment one of the two processes may change a part, which their messages say. Whole
+//!   memory that was opened is only read.
 //! - Memory is closed when all operations so far have run.
 //! - A refusal leaves the device as it was. The caller passes the values another way.
 //! - No events cross. [`Device::settle`] comes before each message that lets the other process go
@@ -31,7 +32,7 @@ use super::launch::Address;
 use super::memory::{Buffer, Origin};
 use crate::device::PART_ALIGNMENT;
 use crate::error::Error;
-use crate::storage::Storage;
+use crate::storage::{Operand, Storage};
 
 /// Bytes of the blocks in which a driver keeps smaller allocations together.
 const BLOCK_BYTES: usize = 2 << 20;
@@ -88,7 +89,7 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// Values in memory that another process has exported. They are only read here.
+/// Values in memory that another process has exported. As a whole they are only read here.
 ///
 /// The memory is closed when this is dropped. What was told to read it has run by then. The
 /// exporter keeps the memory until it hears that.
@@ -141,9 +142,20 @@ impl Deref for Opened {
     }
 }
 
-/// A part of [`Opened`] memory. It is only read, too.
+/// A part of [`Opened`] memory.
 #[derive(Debug)]
 pub struct Part(Storage);
+
+impl Part {
+    /// Copies values over those of the part, which the exporter has offered for them. The exporter
+    /// finds what [`Device::settle`] has waited for.
+    ///
+    /// # Panics
+    /// If there are more or fewer values.
+    pub fn write(&mut self, values: Operand<'_>) {
+        self.0.write(values);
+    }
+}
 
 impl Deref for Part {
     type Target = Storage;

@@ -160,8 +160,22 @@ impl Buffer {
     /// The errors of [`read`](Self::read).
     pub(crate) fn read_to(&self, values: &mut [u8]) -> Result<(), Error> {
         assert_eq!(values.len(), self.bytes, "memory for other bytes");
-        // SAFETY: the buffer has so many bytes, zeros at first.
-        let copied = unsafe { self.device.download(self.address, values) };
+        self.read_from(0, values)
+    }
+
+    /// Copies bytes from `begin` on to memory of the host, which says how many.
+    ///
+    /// # Panics
+    /// If they are not inside the buffer.
+    ///
+    /// # Errors
+    /// The errors of [`read`](Self::read).
+    pub(crate) fn read_from(&self, begin: usize, values: &mut [u8]) -> Result<(), Error> {
+        let end = begin.checked_add(values.len());
+        assert!(end.is_some_and(|end| end <= self.bytes), "bytes beyond the end of storage");
+        let from = Address(self.address.0 + begin as u64);
+        // SAFETY: they are inside the buffer, whose bytes are zeros at first.
+        let copied = unsafe { self.device.download(from, values) };
         self.device.note(copied);
         self.device.check()
     }

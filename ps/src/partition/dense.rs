@@ -12,11 +12,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use bytes::Bytes;
+use kernels::device::PART_ALIGNMENT;
 use kernels::{Merge, Operand, Optimizers, Squares, Update, Updates, parallel};
 use net::memory::Memory;
 use proto::checkpoint::AppliedSteps;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, PartitionId, Version};
+use proto::pb;
 use proto::placement::Layout;
 use proto::tensor::{Chunk, DType, TensorRole};
 use proto::tree::{Node, StepNode};
@@ -27,7 +30,7 @@ use super::push::Payload;
 use crate::checkpoint::Cut;
 use crate::chunk::{Advance, Slots, Sum, Total, Weights};
 use crate::config::Options;
-use crate::device::{DeviceMemory, Taken};
+use crate::device::{DeviceMemory, Lent, Taken};
 use crate::error::{Error, Result};
 use crate::opening::{Opening, Place};
 use crate::pool::{Buffer, Pool, Use};
@@ -253,6 +256,22 @@ impl Dense {
         self.members().iter().zip(weights.iter()).map(chunk).collect()
     }
 
+    /// Copies a version into memory that a worker has exported, chunk after chunk. Returns where
+    /// the chunks lie once the device has been waited for. `None`: nothing was copied, because the
+    /// version does not lie on the device, or finds no room.
+    pub(super) fn place(&self, weights: &Weights, to: &Lent) -> Option<Vec<pb::Chunk>> {
+        let begins = begins(weights.iter().map(|buffer| buffer.size()), to.len())?;
+        if weights.iter().any(|buffer| buffer.is_on_host()) {
+            return None;
+        }
+        let chunk = |((id, buffer), at): ((&ChunkId, &Arc<Buffer>), usize)| pb::Chunk {
+            id: id.get(),
+            values: Bytes::new(),
+            region: Some(to.write(at, buffer)),
+        };
+        Some(self.members().iter().zip(weights.iter()).zip(begins).map(chunk).collect())
+    }
+
     /// Returns the scalars of the updates of weights of `version`, with gradients that are
     /// multiplied by `scale`.
     pub(super) fn prepare(&self, version: Version, scale: f32) -> Updates {
@@ -402,6 +421,18 @@ fn parameters(layout: &Layout, partition: PartitionId) -> impl Iterator<Item = C
     members.filter(|&id| layout.tensor_of(id).role == TensorRole::Parameter)
 }
 
+/// Returns where chunks of these sizes begin in a region of so many bytes, one after the other.
+/// `None`: they find no room, or one of them is empty, which lies nowhere.
+fn begins(sizes: impl Iterator<Item = usize>, bytes: usize) -> Option<Vec<usize>> {
+    let mut end: usize = 0;
+    let begin = |size: usize| {
+        let begin = end.next_multiple_of(PART_ALIGNMENT);
+        end = begin + size;
+        (size > 0 && end <= bytes).then_some(begin)
+    };
+    sizes.map(begin).collect()
+}
+
 /// Shows whether anybody still holds a version.
 #[derive(Debug)]
 pub(super) struct Held(Weak<Buffer>);
@@ -415,5 +446,20 @@ impl Held {
     /// Returns whether anybody holds it.
     pub(super) fn is_held(&self) -> bool {
         self.0.strong_count() > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_lie_one_after_the_other_in_a_region_that_has_room() {
+        let found = |sizes: &[usize], bytes| begins(sizes.iter().copied(), bytes);
+        assert_eq!(found(&[260, 8, 256], 1024), Some(vec![0, 512, 768]));
+        assert_eq!(found(&[260, 8], 520), Some(vec![0, 512]), "the last one ends with the region");
+        assert_eq!(found(&[260, 8], 519), None);
+        assert_eq!(found(&[260, 0, 8], 1024), None, "an empty chunk");
+        assert_eq!(found(&[], 256), Some(vec![]));
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use proto::ids::{Era, Step, Version};
 use proto::parameters::{Pulled, Want};
+use proto::pb;
 use proto::tensor::Chunk;
 use tokio::time::{Instant, timeout_at};
 
@@ -14,8 +15,23 @@ use super::dense::{Held, Measured};
 use super::{Partition, State};
 use crate::checks;
 use crate::chunk::Weights;
+use crate::device::Lent;
 use crate::error::{Error, Result};
 use crate::versions::Kept;
+
+/// What a pull brings that offers memory of the device.
+#[derive(Debug)]
+pub(crate) enum Given {
+    /// The chunks lie in that memory, at these regions.
+    OnDevice {
+        /// Number of steps applied to the weights.
+        version: Version,
+        /// Ids and regions.
+        chunks: Vec<pb::Chunk>,
+    },
+    /// The chunks lie on the host. Nothing was written to that memory.
+    Here(Pulled),
+}
 
 impl Partition {
     /// Gives all chunks at a version to a worker of `era`; waits at most `wait` until there is one.
@@ -26,6 +42,42 @@ impl Partition {
     /// [`Error::NotYet`] after `wait`, [`Error::Gone`] or [`Error::BeyondPlan`] for a version that
     /// will not come, [`Error::PullsFull`], or the worker's era is another one.
     pub(crate) async fn pull(self: &Arc<Self>, era: Era, want: Want, wait: Duration) -> Result<Pulled> {
+        let (version, weights) = self.wanted(era, want, wait).await?;
+        let chunks = self.share(version, weights).await?;
+        Ok(Pulled { version, chunks })
+    }
+
+    /// Gives all chunks at a version to a worker as [`pull`](Self::pull) does, but in memory of the
+    /// device that the worker has exported, if the version lies on the device and finds room there.
+    /// Nothing of the version is held then.
+    ///
+    /// # Errors
+    /// The errors of [`pull`](Self::pull).
+    pub(crate) async fn pull_to(
+        self: &Arc<Self>,
+        era: Era,
+        want: Want,
+        wait: Duration,
+        to: Lent,
+    ) -> Result<Given> {
+        let (version, weights) = self.wanted(era, want, wait).await?;
+        let (partition, copied) = (self.clone(), weights.clone());
+        let copy = move || -> Result<Option<Vec<pb::Chunk>>> {
+            let chunks = partition.dense.place(&copied, &to);
+            if chunks.is_some() {
+                partition.settle()?;
+            }
+            Ok(chunks)
+        };
+        let placed = if self.is_inline() { copy() } else { tokio::task::spawn_blocking(copy).await? };
+        Ok(match placed? {
+            Some(chunks) => Given::OnDevice { version, chunks },
+            None => Given::Here(Pulled { version, chunks: self.share(version, weights).await? }),
+        })
+    }
+
+    /// Waits for a version, at most `wait`. Returns it with its number.
+    async fn wanted(&self, era: Era, want: Want, wait: Duration) -> Result<(Version, Weights)> {
         let last = self.opening.plan.final_version();
         let (Want::Exact(version) | Want::AtLeast(version)) = want;
         if version > last {
@@ -37,9 +89,8 @@ impl Partition {
             // Waits from here on, so that no change between looking and waiting is missed.
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
-            if let Some((version, weights)) = self.find(era, want)? {
-                let chunks = self.share(version, weights).await?;
-                return Ok(Pulled { version, chunks });
+            if let Some(found) = self.find(era, want)? {
+                return Ok(found);
             }
             if timeout_at(deadline, changed).await.is_err() {
                 let version = self.state().version();

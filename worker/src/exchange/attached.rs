@@ -71,7 +71,7 @@ struct Exports {
     is_used: bool,
 }
 
-/// One push that lies in memory of the device.
+/// One push that lies in memory of the device, or room there for the answer to one pull.
 pub(super) struct Placed {
     attached: Arc<Attached>,
     part: Part,
@@ -132,7 +132,8 @@ impl Attaching {
         if attached.device.is_empty() || push.chunks.iter().any(|chunk| chunk.values.is_empty()) {
             return None;
         }
-        let part = attached.exported(exporter, ps, bytes_of(&push.chunks)).await?.part(&push.chunks)?;
+        let bytes = bytes_of(&push.chunks);
+        let part = attached.exported(exporter, ps, bytes).await?.part(bytes)?;
         let values: Vec<_> = push.chunks.iter().map(|chunk| chunk.values.clone()).collect();
         let written = tokio::task::spawn_blocking(move || part.write(&values).map(|()| part)).await.ok()?;
         match written {
@@ -175,7 +176,22 @@ async fn attach(memory: &Memory, ps: &PsClient) -> Result<(Attachment, Bytes), F
     Ok((attachment, device))
 }
 
+impl Exports {
+    fn known(&self) -> Option<Arc<Exported>> {
+        self.exported.clone().filter(|_| self.is_used)
+    }
+}
+
 impl Attached {
+    /// Takes room in memory of the device for the answer to a pull. `None`: no push has gone there
+    /// yet, something refused, or all of it is in use.
+    pub(super) fn room(self: &Arc<Self>) -> Option<Placed> {
+        // No pull waits for a push that exports.
+        let exported = self.exports.try_lock().ok()?.known()?;
+        // The ps says whether the answer fits.
+        Some(Placed { attached: self.clone(), part: exported.part(0)? })
+    }
+
     pub(super) const fn attachment(&self) -> &Attachment {
         &self.attachment
     }
@@ -188,11 +204,10 @@ impl Attached {
         ps: &PsClient,
         bytes: usize,
     ) -> Option<Arc<Exported>> {
-        let known = |exports: &Exports| exports.exported.clone().filter(|_| exports.is_used);
         {
             let exports = self.exports.lock().await;
             if exports.is_tried {
-                return known(&exports);
+                return exports.known();
             }
         }
         let (this, exporter, ps) = (self.clone(), exporter.clone(), ps.clone());
@@ -206,7 +221,7 @@ impl Attached {
                 }
                 exports.is_tried = true;
             }
-            known(&exports)
+            exports.known()
         };
         tokio::spawn(exporting.in_current_span()).await.ok()?
     }
@@ -231,7 +246,7 @@ impl Attached {
         let asking = ps.call(TIMEOUT, |mut client| async move { client.attach(request).await });
         let reply = asking.await.map_err(|failure: Failure| failure.to_string())?;
         if reply.attached {
-            tracing::debug!("a ps on the device of this worker: pushes by memory of the device");
+            tracing::debug!("a ps on the device of this worker: by memory of the device");
             return Ok(());
         }
         // The ps has said that it has not opened the memory.
@@ -281,9 +296,24 @@ impl Placed {
         }
     }
 
+    /// Returns the room, of which the ps is told.
+    pub(super) fn offer(&mut self) -> pb::Region {
+        self.part.offer()
+    }
+
     /// The ps has answered.
     pub(super) fn answered(&mut self) {
         self.part.answered();
+    }
+
+    /// Returns the part, to copy from it what the ps has written.
+    pub(super) const fn part(&mut self) -> &mut Part {
+        &mut self.part
+    }
+
+    /// Counts weights that the ps has written.
+    pub(super) fn count(&self, bytes: usize) {
+        self.attached.metrics.pull_bytes_device.add(bytes as u64);
     }
 }
 

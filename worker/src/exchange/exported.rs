@@ -1,15 +1,17 @@
-//! Memory of a CUDA device in which gradients lie for a ps on the same device (ADR 58).
+//! Memory of a CUDA device in which gradients lie for a ps on the same device, and into which the
+//! ps copies weights (ADR 58).
 //!
-//! A push is copied into one *part* of the memory, and the ps reads it there. So the ps copies
-//! nothing from the host.
+//! A push is copied into one *part* of the memory, and the ps reads it there. A pull offers a part,
+//! and the ps writes there. So the ps copies nothing from or to the host.
 //!
 //! Always true here:
 //!
-//! - A part is written to again only when the ps has answered that push. When the call breaks
-//!   instead, the part is lost: it rests until the attachment has ended.
+//! - A part is used again only when the ps has answered that call. When the call breaks instead,
+//!   the part is lost: it rests until the attachment has ended.
 //! - The memory is freed only when the ps has closed it or is gone.
-//! - What refuses is said once, and pushes then go through memory of the host.
+//! - What refuses is said once, and values then go through memory of the host.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,11 +20,15 @@ use bytes::Bytes;
 use kernels::device::PART_ALIGNMENT;
 use kernels::{Device, Error, Storage};
 use proto::pb;
+use proto::placement::CHUNK_LEN;
 use proto::tensor::{Chunk, DType};
 
-/// Pushes that lie in the memory at once: those on their way, because a ps keeps none. More go
-/// through memory of the host.
+/// Pushes and pulls that use the memory at once: those on their way, because a ps keeps none. More
+/// go through memory of the host.
 const PARTS: usize = 4;
+
+/// Most bytes that cross to the host at once: the largest chunk.
+pub(super) const PIECE_BYTES: usize = CHUNK_LEN * DType::I64.size();
 
 /// The device of a worker, for memory that it exports. It is opened when a ps on it is met.
 #[derive(Debug)]
@@ -40,14 +46,23 @@ pub(super) struct Exported {
     device: Device,
     storage: Mutex<Storage>,
     part_bytes: usize,
-    free: Mutex<Vec<usize>>,
+    free: Mutex<Vec<Free>>,
 }
 
-/// The place of one push. It goes back when it is dropped, if the ps has answered.
+/// A part that nobody uses.
+#[derive(Debug, Default)]
+struct Free {
+    number: usize,
+    /// Memory of the host to which values of the part were copied.
+    piece: Option<Storage>,
+}
+
+/// The place of one push, or of the answer to one pull. It goes back when it is dropped, if the ps
+/// has answered.
 #[derive(Debug)]
 pub(super) struct Part {
     exported: Arc<Exported>,
-    number: usize,
+    place: Free,
     /// The ps was told of it and has not answered.
     is_lent: bool,
 }
@@ -71,24 +86,24 @@ impl Exporter {
         let part_bytes = bytes.next_multiple_of(PART_ALIGNMENT);
         let exported = device.exported(DType::F32, PARTS * part_bytes / DType::F32.size());
         let (storage, handle) = exported.map_err(|error| error.to_string())?;
-        let free = Mutex::new((0..PARTS).collect());
-        Ok((Exported { device, storage: Mutex::new(storage), part_bytes, free }, handle))
+        Ok((Exported { device, storage: Mutex::new(storage), part_bytes, free: all_free() }, handle))
     }
 
-    /// Says once why gradients go through memory of the host.
+    /// Says once why gradients and weights go through memory of the host.
     pub(super) fn told(&self, reason: &str) {
         if !self.has_told.swap(true, Ordering::Relaxed) {
-            tracing::info!(reason, "gradients go to a ps of this host through memory of the host");
+            let what = "gradients and weights go to and from a ps of this host through memory of the host";
+            tracing::info!(reason, "{what}");
         }
     }
 }
 
 impl Exported {
-    /// Takes a part for these chunks. `None`: none is free, or they do not fit.
-    pub(super) fn part(self: &Arc<Self>, chunks: &[Chunk]) -> Option<Part> {
-        let fits = bytes_of(chunks) <= self.part_bytes;
-        let number = fits.then(|| lock(&self.free).pop()).flatten()?;
-        Some(Part { exported: self.clone(), number, is_lent: false })
+    /// Takes a part for so many bytes. `None`: none is free, or they do not fit.
+    pub(super) fn part(self: &Arc<Self>, bytes: usize) -> Option<Part> {
+        let fits = bytes <= self.part_bytes;
+        let place = fits.then(|| lock(&self.free).pop()).flatten()?;
+        Some(Part { exported: self.clone(), place, is_lent: false })
     }
 }
 
@@ -120,20 +135,46 @@ impl Part {
         }
     }
 
-    /// The ps has answered: it reads the part no more.
+    /// Returns the whole part, for the answer to a pull. The ps is told.
+    pub(super) fn offer(&mut self) -> pb::Region {
+        self.is_lent = true;
+        pb::Region { offset: self.begin() as u64, bytes: self.exported.part_bytes as u64 }
+    }
+
+    /// Copies bytes that the ps has written, from the byte `begin` of the memory on, to the host.
+    /// It waits for them.
+    ///
+    /// # Panics
+    /// If they are not inside the memory, or more than [`PIECE_BYTES`].
+    ///
+    /// # Errors
+    /// The device failed. It does nothing any more.
+    pub(super) fn fetch(&mut self, begin: usize, bytes: usize) -> Result<(), Error> {
+        let device = &self.exported.device;
+        let allocate = || device.staging(DType::F32, PIECE_BYTES / DType::F32.size());
+        let piece = self.place.piece.get_or_insert_with(allocate);
+        piece.receive_part(&lock(&self.exported.storage), begin, bytes)
+    }
+
+    /// Returns the bytes that were fetched last, and whatever lies behind them.
+    pub(super) fn fetched(&self) -> Cow<'_, [u8]> {
+        self.place.piece.as_ref().map(Storage::bytes).unwrap_or_default()
+    }
+
+    /// The ps has answered: it uses the part no more.
     pub(super) fn answered(&mut self) {
         self.is_lent = false;
     }
 
     fn begin(&self) -> usize {
-        self.number * self.exported.part_bytes
+        self.place.number * self.exported.part_bytes
     }
 }
 
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.is_lent {
-            lock(&self.exported.free).push(self.number);
+            lock(&self.exported.free).push(std::mem::take(&mut self.place));
         }
     }
 }
@@ -141,6 +182,11 @@ impl Drop for Part {
 /// Returns the bytes of a part that chunks take.
 pub(super) fn bytes_of(chunks: &[Chunk]) -> usize {
     chunks.iter().map(|chunk| chunk.values.len().next_multiple_of(PART_ALIGNMENT)).sum()
+}
+
+/// Returns all parts.
+fn all_free() -> Mutex<Vec<Free>> {
+    Mutex::new((0..PARTS).map(|number| Free { number, piece: None }).collect())
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -157,8 +203,7 @@ mod tests {
     /// Memory as of a device, on the host.
     fn exported(part_bytes: usize) -> Arc<Exported> {
         let storage = Mutex::new(Storage::zeros(DType::F32, PARTS * part_bytes / 4));
-        let free = Mutex::new((0..PARTS).collect());
-        Arc::new(Exported { device: Device::default(), storage, part_bytes, free })
+        Arc::new(Exported { device: Device::default(), storage, part_bytes, free: all_free() })
     }
 
     fn chunks(lengths: &[usize]) -> Vec<Chunk> {
@@ -174,7 +219,7 @@ mod tests {
     fn chunks_lie_one_after_the_other_where_the_ps_is_told() {
         let (exported, chunks) = (exported(1024), chunks(&[260, 8, 256]));
         assert_eq!(bytes_of(&chunks), 512 + 256 + 256);
-        let mut part = exported.part(&chunks).unwrap();
+        let mut part = exported.part(bytes_of(&chunks)).unwrap();
         part.write(chunks.iter().map(|chunk| &chunk.values)).unwrap();
         let base = part.begin() as u64;
         let mut lend = part.lend();
@@ -189,16 +234,35 @@ mod tests {
 
     #[test]
     fn a_part_rests_until_the_ps_has_answered() {
-        let (exported, chunks) = (exported(256), chunks(&[256]));
-        let mut parts: Vec<_> = (0..PARTS).map(|_| exported.part(&chunks).unwrap()).collect();
-        assert!(exported.part(&chunks).is_none(), "all are in use");
+        let exported = exported(256);
+        let mut parts: Vec<_> = (0..PARTS).map(|_| exported.part(256).unwrap()).collect();
+        assert!(exported.part(256).is_none(), "all are in use");
         let _ = parts[0].lend();
         parts[0].answered();
         let _ = parts[1].lend();
-        parts.truncate(2);
+        let _ = parts[2].offer();
+        parts.truncate(3);
         drop(parts);
-        assert_eq!(lock(&exported.free).len(), PARTS - 1, "one push has no answer");
-        assert!(exported.part(&self::chunks(&[257])).is_none(), "it does not fit");
+        assert_eq!(lock(&exported.free).len(), PARTS - 2, "a push and a pull have no answer");
+        assert!(exported.part(257).is_none(), "it does not fit");
+    }
+
+    #[test]
+    fn what_was_written_into_an_offered_part_is_fetched() {
+        let exported = exported(512);
+        let mut part = exported.part(0).unwrap();
+        assert!(part.fetched().is_empty());
+        let pb::Region { offset, bytes } = part.offer();
+        assert_eq!((offset, bytes), (part.begin() as u64, 512));
+        let begin = offset as usize + 256;
+        lock(&exported.storage).place(begin, &[1, 2, 3, 4]);
+        part.fetch(begin, 4).unwrap();
+        assert_eq!(part.fetched()[..4], [1, 2, 3, 4]);
+        part.answered();
+        let number = part.place.number;
+        drop(part);
+        let again = exported.part(0).unwrap();
+        assert!(again.place.number == number && again.place.piece.is_some(), "its memory is used again");
     }
 
     #[test]

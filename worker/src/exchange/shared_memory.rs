@@ -1,6 +1,6 @@
 //! The shared-memory carrier: a push tells the ps where the gradients lie, and a pull is told where
-//! the weights lie (ADR 17). For a ps on the device of this worker, gradients lie in memory of the
-//! device (ADR 58).
+//! the weights lie (ADR 17). For a ps on the device of this worker, both lie in memory of the device
+//! (ADR 58).
 //!
 //! Calls still pass the socket, without the payloads. The socket also carries what does not lie in
 //! such memory, and everything for a ps that is not of this host.
@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use model::Allocator;
-use net::bulk::{self, PULL, PUSH, Until};
+use net::bulk::{self, PUSH, Until};
 use net::memory::{REGION_BYTES_MIN, Regions};
 use net::ps_client::PsClient;
 use proto::convert::{pack_as, required};
@@ -24,6 +24,7 @@ use tracing::Instrument as _;
 
 use super::attached::{Attached, Attaching, Lent, Placed};
 use super::exported::Exporter;
+use super::placed::{Answer, ask, call_pull, read};
 use super::socket::{Reading, Socket, part, take_all};
 use crate::metrics::Metrics;
 
@@ -51,18 +52,33 @@ impl SharedMemory {
 
     /// Reads the chunks where they lie in the memory of the ps: f32.
     async fn read(&self, attached: &Attached, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let wire = WireType::F32;
-        let mut request = pb::PullRequest::from(Pull { wire, ..pull });
-        request.attachment = attached.attachment().name().clone();
-        let (until, ended) = oneshot::channel::<()>();
-        let ended = Box::pin(async move {
-            let _ = ended.await;
-            None
-        }) as Until;
-        let request = std::iter::once(request);
-        let replies = bulk::call_until(self.socket.ps().channel(), PULL, request, Some(ended)).await?;
+        let (replies, until) = call_pull(self.socket.ps(), attached.attachment(), pull, None).await?;
         let reading = Reading { attachment: attached.attachment(), until };
-        take_all(replies, wire, Some(reading), take).await
+        take_all(replies, None, WireType::F32, Some(reading), take).await
+    }
+
+    /// Offers room in memory of the device, and reads the chunks there, or where they lie in the
+    /// memory of the ps.
+    async fn read_placed(
+        &self,
+        attached: &Attached,
+        room: Placed,
+        pull: Pull,
+        take: &mut Take<'_>,
+    ) -> Result<Version, Failure> {
+        // In a task of its own: when the caller gives up, the ps may still write.
+        let asking = tokio::spawn(ask(self.socket.ps().clone(), room, pull).in_current_span());
+        let asked = asking.await.map_err(|error| Failure::new(Kind::Internal, error))?;
+        match asked? {
+            Answer::Placed { version, chunks, placed } => {
+                read(placed, &chunks, take).await?;
+                Ok(version)
+            }
+            Answer::Elsewhere { header, replies, until } => {
+                let reading = Reading { attachment: attached.attachment(), until };
+                take_all(replies, Some(header), WireType::F32, Some(reading), take).await
+            }
+        }
     }
 }
 
@@ -93,7 +109,10 @@ impl Parameters for SharedMemory {
     /// Takes the chunks from the memory of the ps. What was taken counts only when this succeeds.
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
         let pulled = match self.attached().await {
-            Some(attached) => self.read(&attached, pull, take).await,
+            Some(attached) => match attached.room() {
+                Some(room) => self.read_placed(&attached, room, pull, take).await,
+                None => self.read(&attached, pull, take).await,
+            },
             None => self.socket.pull_into(pull, take).await,
         };
         if pulled.as_ref().is_err_and(|failure| failure.kind == Kind::Unavailable) {

@@ -52,7 +52,7 @@ impl Parameters for Socket {
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
         let request = std::iter::once(pb::PullRequest::from(pull));
         let replies = bulk::call(self.ps.channel(), PULL, request).await?;
-        take_all(replies, pull.wire, None, take).await
+        take_all(replies, None, pull.wire, None, take).await
     }
 }
 
@@ -68,15 +68,17 @@ pub(super) struct Reading<'a> {
 }
 
 /// Hands the chunks of a pull to `take`: from the connection, or from the memory of the ps, where
-/// the chunks name regions.
+/// the chunks name regions. The `header` may have been received already.
 pub(super) async fn take_all(
     mut replies: bulk::Replies,
+    header: Option<pb::PullHeader>,
     wire: WireType,
     reading: Option<Reading<'_>>,
     take: &mut Take<'_>,
 ) -> Result<Version, Failure> {
     let (attachment, mut until) = reading.map(|reading| (reading.attachment, reading.until)).unzip();
-    let (mut version, mut left) = (None, 0);
+    let mut version = header.map(|header| Version(header.version));
+    let mut left = header.map_or(0, |header| header.chunks);
     // The end of the stream says whether what was read is what it should be.
     while let Some(reply) = replies.message::<pb::PullReply>().await? {
         match required("PullReply", "part", reply.part)? {

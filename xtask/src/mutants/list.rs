@@ -586,6 +586,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Cuda("cuda_ipc", ""),
     },
     Mutant {
+        what: "a ps says that weights lie on the device before they do",
+        file: "ps/src/partition/pull.rs",
+        find: "                partition.settle()?;\n",
+        replace: "",
+        test: Test::Module("on_device", "values_cross"),
+    },
+    Mutant {
+        what: "a part that a ps may still write to is used again",
+        file: "worker/src/exchange/exported.rs",
+        find: "        self.is_lent = true;\n        pb::Region",
+        replace: "        pb::Region",
+        test: Test::Lib("worker", "exported"),
+    },
+    Mutant {
         what: "a job that wants a device takes workers on any",
         file: "master/src/scheduler.rs",
         find: "(!self.device.takes(&able.device)).then(other)",
