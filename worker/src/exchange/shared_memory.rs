@@ -1,6 +1,6 @@
 //! The shared-memory carrier: a push tells the ps where the gradients lie, and a pull is told where
-//! the weights lie (ADR 17). For a ps on the device of this worker, both lie in memory of the device
-//! (ADR 58).
+//! the weights lie (ADR 17). For a ps on the device of this worker, both lie in memory of the
+//! device (ADR 58).
 //!
 //! Calls still pass the socket, without the payloads. The socket also carries what does not lie in
 //! such memory, and everything for a ps that is not of this host.
