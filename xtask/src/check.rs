@@ -114,7 +114,7 @@ const LONGEST: [&str; 16] = [
 /// Whose processes compute all the time, on more than one core.
 const HEAVY: [&str; 2] = ["chaos", "compose"];
 
-/// After which a test program is ended. A test that hangs ends itself before
+/// Silence after which a test program is ended. A test that hangs ends itself before
 /// (`tests/harness/watchdog.rs`).
 const LIMIT: Duration = Duration::from_secs(40 * 60);
 

@@ -1,9 +1,9 @@
 //! Runs test programs beside each other, as many as the machine bears: most of them wait for
 //! processes of theirs most of the time.
 //!
-//! What a program says goes to a file of its own and is shown when it fails. A program that takes
-//! too long is ended with all that it started. Nothing is given up when one fails: the others go
-//! on, and each failure is told at once.
+//! What a program says goes to a file of its own and is shown when it fails. A program that says
+//! nothing for too long is ended with all that it started. Nothing is given up when one fails: the
+//! others go on, and each failure is told at once.
 
 use super::{now, seconds};
 use crate::workspace;
@@ -35,7 +35,8 @@ pub(crate) struct Task {
     pub(crate) command: Command,
     /// Number of places that it takes; it takes all if there are fewer.
     pub(crate) places: usize,
-    /// Time limit, after which the task is ended.
+    /// Longest silence, after which the task is ended. A limit of its whole time would end what
+    /// goes on well on a slow machine.
     pub(crate) limit: Duration,
 }
 
@@ -62,6 +63,23 @@ struct Running {
     task: Task,
     child: Child,
     since: Instant,
+    said: Said,
+}
+
+/// What a task has said so far, in bytes, and when the last of them were seen.
+struct Said {
+    bytes: u64,
+    at: Instant,
+}
+
+impl Said {
+    /// Returns how long the task has been silent, now that it has said `bytes`.
+    fn silence(&mut self, bytes: u64, now: Instant) -> Duration {
+        if bytes != self.bytes {
+            *self = Self { bytes, at: now };
+        }
+        now - self.at
+    }
 }
 
 /// Runs all, the first ones first, in `places` places.
@@ -122,7 +140,7 @@ impl Running {
         let file = File::create(&log).with_context(|| format!("create `{}`", log.display()))?;
         task.command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let child = task.command.spawn().with_context(|| format!("start {:?}", task.command))?;
-        Ok(Self { task, child, since: now() })
+        Ok(Self { task, child, since: now(), said: Said { bytes: 0, at: now() } })
     }
 
     /// Returns whether it has ended; then why it failed, if it did.
@@ -130,8 +148,9 @@ impl Running {
         if let Some(status) = self.child.try_wait().context("wait for a program")? {
             return Ok(Some((!status.success()).then(|| status.to_string())));
         }
-        let hangs = self.since.elapsed() >= self.task.limit;
-        Ok(hangs.then(|| Some(format!("ended after {}: it hangs", seconds(self.task.limit)))))
+        let bytes = fs::metadata(log(&self.task.label)).context("look at a program's log")?.len();
+        let hangs = self.said.silence(bytes, now()) >= self.task.limit;
+        Ok(hangs.then(|| Some(format!("ended after {} of silence: it hangs", seconds(self.task.limit)))))
     }
 
     /// Says how it ended, and what it said if it failed.
@@ -280,6 +299,16 @@ mod tests {
         while !lives().is_empty() && !lives().contains("(zombie)") {
             std::thread::park_timeout(LOOK);
         }
+    }
+
+    #[test]
+    fn silence_begins_again_with_each_word() {
+        let begin = now();
+        let at = |secs| begin + Duration::from_secs(secs);
+        let mut said = Said { bytes: 0, at: begin };
+        let silences = [(0, 30), (5, 40), (5, 70), (6, 75), (6, 76)]
+            .map(|(bytes, secs)| said.silence(bytes, at(secs)).as_secs());
+        assert_eq!(silences, [30, 0, 30, 0, 1]);
     }
 
     #[test]
