@@ -138,6 +138,8 @@ fn a_table_trains_the_same_bits_in_every_format() {
     let expected = from_text("csv", "t.csv", text.as_bytes());
     assert!(from_text("tsv", "t.tsv", text.replace(',', "\t").as_bytes()) == expected, "tsv: other bits");
     assert!(from_text("csv", "t.csv.gz", &gzip.finish().unwrap()) == expected, "gzip: other bits");
+    let zstandard = zstd::encode_all(text.as_bytes(), 0).unwrap();
+    assert!(from_text("csv", "t.csv.zst", &zstandard) == expected, "Zstandard: other bits");
 
     let table = dir.path().join("t.csv").display().to_string();
     let in_tar = columns("user.npy", "age.npy", "y.npy");
