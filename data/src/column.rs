@@ -183,6 +183,21 @@ impl FileBytes for Vec<u8> {
     }
 }
 
+/// Records that are copied from each column of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chosen<'a> {
+    /// Their numbers.
+    records: &'a [u64],
+    /// Whether they lie one after the other.
+    is_run: bool,
+}
+
+impl<'a> Chosen<'a> {
+    pub(crate) fn new(records: &'a [u64]) -> Self {
+        Self { records, is_run: records.windows(2).all(|pair| pair[0] + 1 == pair[1]) }
+    }
+}
+
 /// Some records' values of one column.
 #[derive(Clone, Debug)]
 pub struct Column {
@@ -397,8 +412,8 @@ impl Column {
     ///
     /// # Panics
     /// If `other` has no such record, or this column lies in a file.
-    pub(crate) fn extend_from(&mut self, other: &Self, records: &[u64], first: u64) {
-        let (stride, from) = (self.stride, other.bytes());
+    pub(crate) fn extend_from(&mut self, other: &Self, chosen: Chosen<'_>, first: u64) {
+        let (stride, from, records) = (self.stride, other.bytes(), chosen.records);
         if self.spec.dtype != other.spec.dtype {
             for record in records {
                 let values = other.record((record - first) as usize);
@@ -410,7 +425,7 @@ impl Column {
         let to = self.memory.owned();
         match (records, stride) {
             ([], _) | (_, 0) => {}
-            _ if records.windows(2).all(|pair| pair[0] + 1 == pair[1]) => {
+            _ if chosen.is_run => {
                 let begin = (records[0] - first) as usize * stride;
                 to.extend(&from[begin..begin + records.len() * stride]);
             }
@@ -754,7 +769,7 @@ mod tests {
             alone.push(&vec![9; width]);
             assert!(together.takes(&from));
             for records in [&[14, 10, 10, 13][..], &[11, 12, 13], &[12], &[]] {
-                together.extend_from(&from, records, 10);
+                together.extend_from(&from, Chosen::new(records), 10);
                 records.iter().for_each(|record| alone.push(from.record((record - 10) as usize)));
                 assert_eq!(together, alone, "{width}");
             }
@@ -768,8 +783,8 @@ mod tests {
         for count in [31, 32, 33, 64, 100] {
             let records: Vec<u64> = (0..count).map(|at| at * 7 % 500).collect();
             let mut found = Column::with_capacity(from.spec().clone(), 0);
-            found.extend_from(&from, &records, 0);
-            found.extend_from(&from, &records, 0);
+            found.extend_from(&from, Chosen::new(&records), 0);
+            found.extend_from(&from, Chosen::new(&records), 0);
             let expected: Vec<i16> = records.iter().chain(&records).map(|&record| record as i16).collect();
             assert_eq!(found.values(), Some(expected.as_slice()), "{count}");
         }
@@ -783,7 +798,7 @@ mod tests {
             (0..2).for_each(|value| from.grow()[0] = value);
             let mut classes = Column::with_capacity(ColumnSpec::fixed("y", ElementType::I64, []), 2);
             assert!(classes.takes(&from) && !from.takes(&classes));
-            classes.extend_from(&from, &[6, 5, 6], 5);
+            classes.extend_from(&from, Chosen::new(&[6, 5, 6]), 5);
             assert_eq!(classes.values(), Some(&[1i64, 0, 1][..]));
         }
     }

@@ -19,7 +19,7 @@ use proto::spec::{
 
 use crate::cast::each_i64;
 use crate::clock;
-use crate::column::{Column, Fault, each_f64};
+use crate::column::{Chosen, Column, Fault, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
 use crate::missing::Missing;
 use crate::observer::Observer;
@@ -316,8 +316,9 @@ impl Schema {
         {
             return false;
         }
+        let chosen = Chosen::new(records);
         for ((block, first), column) in reader.at_hand().zip(inputs.iter_mut().chain([labels])) {
-            column.extend_from(block, records, first);
+            column.extend_from(block, chosen, first);
         }
         true
     }

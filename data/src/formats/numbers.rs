@@ -159,6 +159,7 @@ fn places<E: Element>(
         return Ok(());
     }
     let beyond = |place| damaged(format!("value {place} of a dictionary of {}", dictionary.len()));
+    let Some(last) = dictionary.len().checked_sub(1) else { return Err(beyond(0)) };
     let (&width, bytes) = bytes.split_first().ok_or_else(|| damaged("a page ends early"))?;
     runs(bytes, width, count, |run| {
         match run {
@@ -167,11 +168,15 @@ fn places<E: Element>(
                 values.extend(std::iter::repeat_n(value, length));
             }
             Run::Different(places) => {
-                let last = places.iter().copied().max().unwrap_or_default();
-                if last as usize >= dictionary.len() {
-                    return Err(beyond(last));
+                // All are looked up, and judged together behind that: quicker than one by one.
+                let mut largest = 0;
+                values.extend(places.iter().map(|&place| {
+                    largest = largest.max(place);
+                    dictionary[last.min(place as usize)]
+                }));
+                if largest as usize > last {
+                    return Err(beyond(largest));
                 }
-                values.extend(places.iter().map(|&place| dictionary[place as usize]));
             }
         }
         Ok(())
@@ -244,14 +249,16 @@ fn runs(
         }
         // The last group may be cut off behind the last number.
         let mut length = length.saturating_mul(8).min(count);
-        let (groups, rest) = bytes.split_at_checked((length * width).div_ceil(8)).ok_or_else(early)?;
-        (bytes, count) = (rest, count - length);
-        for group in groups.chunks(UNPACKED * width / 8) {
+        let rest = bytes.get((length * width).div_ceil(8)..).ok_or_else(early)?;
+        let mut groups = std::mem::replace(&mut bytes, rest);
+        count -= length;
+        while length > 0 {
             let mut numbers = [0; UNPACKED];
-            unpack(group, width, &mut numbers);
+            unpack(groups, width, &mut numbers);
             let here = length.min(UNPACKED);
             take(Run::Different(&numbers[..here]))?;
             length -= here;
+            groups = groups.get(UNPACKED * width / 8..).unwrap_or_default();
         }
     }
     Ok(())
@@ -277,22 +284,28 @@ fn number(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |number, &byte| number << 8 | u32::from(byte))
 }
 
-/// Unpacks numbers of `width` bits. Those whose bytes are not there are 0.
+/// Bytes of [`UNPACKED`] numbers of any width, and of one more word.
+const UNPACKED_BYTES: usize = UNPACKED * 4 + 8;
+
+/// Unpacks the first numbers of `width` bits. Those whose bytes are not there are 0.
 fn unpack(bytes: &[u8], width: usize, numbers: &mut [u32; UNPACKED]) {
-    let mut words = [0; 32];
-    let (whole, rest) = bytes.as_chunks();
-    words.iter_mut().zip(whole).for_each(|(word, bytes)| *word = u32::from_le_bytes(*bytes));
-    if !rest.is_empty() {
-        words[whole.len()] = number(rest);
-    }
-    /// Numbers of `W` bits. All shifts are constants.
-    const fn constant<const W: usize>(words: &[u32; 32]) -> [u32; UNPACKED] {
+    let mut padded;
+    let bytes = match bytes.first_chunk() {
+        Some(bytes) => bytes,
+        None => {
+            padded = [0; UNPACKED_BYTES];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            &padded
+        }
+    };
+    /// Numbers of `W` bits. All places and shifts are constants.
+    fn constant<const W: usize>(bytes: &[u8; UNPACKED_BYTES]) -> [u32; UNPACKED] {
         macro_rules! numbers {
             ($($at:literal)+) => {
                 [$({
-                    let (word, shift) = ($at * W / 32, $at * W % 32);
-                    let high = if shift + W > 32 { words[word + 1] << (32 - shift) } else { 0 };
-                    (words[word] >> shift | high) & (u32::MAX >> (32 - W))
+                    let (byte, shift) = ($at * W / 8, $at * W % 8);
+                    let word = bytes[byte..].first_chunk().copied().unwrap_or_default();
+                    (u64::from_le_bytes(word) >> shift) as u32 & (u32::MAX >> (32 - W))
                 }),+]
             };
         }
@@ -301,7 +314,7 @@ fn unpack(bytes: &[u8], width: usize, numbers: &mut [u32; UNPACKED]) {
     macro_rules! widths {
         ($($width:literal)+) => {
             match width {
-                $($width => *numbers = constant::<$width>(&words),)+
+                $($width => *numbers = constant::<$width>(bytes),)+
                 _ => {}
             }
         };
@@ -423,11 +436,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_of_each_width_are_unpacked(width in 1usize..=32, numbers: [u32; UNPACKED]) {
+        fn numbers_of_each_width_are_unpacked(
+            width in 1usize..=32,
+            numbers: [u32; UNPACKED],
+            behind in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
             let numbers = numbers.map(|number| number & (u32::MAX >> (32 - width)));
             let bits = numbers.iter().flat_map(|number| (0..width).map(move |bit| number >> bit & 1 == 1));
             let mut bytes = vec![0u8; UNPACKED * width / 8];
             bits.enumerate().filter(|(_, bit)| *bit).for_each(|(at, _)| bytes[at / 8] |= 1 << (at % 8));
+            bytes.extend(behind);
             let mut found = [0; UNPACKED];
             unpack(&bytes, width, &mut found);
             prop_assert_eq!(found, numbers);
