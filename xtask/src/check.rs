@@ -321,8 +321,8 @@ pub(crate) fn task(
 ) -> Option<Task> {
     let Program { path, folder, .. } = program;
     let label = program.label.as_str();
-    // What computes all the time lets those go first that wait, but gets a third of their share:
-    // it would be left over on a machine where all compute.
+    // The simulation computes all the time, so programs that mostly wait go before it. Nice 5 is a
+    // third of a share: with less it stands still on a machine where all programs compute.
     let in_background = label == "simulation";
     let mut command = Command::new(if in_background { "nice".as_ref() } else { path.as_path() });
     if in_background {
