@@ -6,8 +6,8 @@ The Python that runs it has PyTorch, and Ebbflow as a release build. `ebb` is th
 
 - Alone: `ebbflow.join` with its ps in its own process, beside a plain loop with a fused optimizer. Both have
   one thread of PyTorch and the same cores (`benches/peers/loop.py`).
-- Two processes: `ebb run SCRIPT --workers 2`, beside DistributedDataParallel over gloo with two
-  (`benches/peers/pair.py`).
+- Two processes: `ebb run SCRIPT --workers 2`, beside DistributedDataParallel over gloo with two, which has the
+  same `DataLoader`. Each window starts its processes anew.
 
 A round is four windows of about 3 s: plain, ours, ours, plain. Each ratio compares the windows of one round,
 so a change of the machine's speed cancels. The rows are in FOLDER/python_rate.rows. With `--smoke` there is
@@ -16,12 +16,10 @@ one round of one network, with windows of a few steps, whose numbers mean nothin
 
 import argparse
 import contextlib
-import gzip
 import json
 import math
 import os
 import shutil
-import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -70,12 +68,19 @@ class Launched:
         return rate_of(events, min(WARMUP, steps // 2)), rate_of(events, 1)
 
 
-class Ddp(Peer):
-    """Two processes of PyTorch, which stay up and choose the steps of a window themselves."""
+class Ddp:
+    """Two processes of PyTorch: each window is a run of its own."""
+
+    def __init__(self, network, folder):
+        self.network, self.folder = network, folder
 
     def rates(self, steps):
-        rate = self.rate()
-        return rate, rate
+        with open(self.folder / f"{self.network}-ddp.log", "w") as log:
+            command = [sys.executable, LOOP, "ddp", self.network, str(steps)]
+            ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+        stamps = json.loads(ended.stdout)
+        rate = lambda since: 64 * PROCESSES * (len(stamps) - 1 - since) / (stamps[-1] - stamps[since])
+        return rate(min(WARMUP, steps // 2)), rate(1)
 
 
 def ratios(name, ours, theirs, steps, rounds):
@@ -108,26 +113,14 @@ def alone(stack, network, folder, rounds, smoke):
 
 def together(stack, network, folder, rounds, smoke):
     """Rows of two processes."""
-    who = "ddp"
-    log, pair = folder / f"{network}-{who}.log", PEERS / "pair.py"
-    seconds = ["--seconds", "0.1"] if smoke else []
-    theirs = Ddp(stack, log, sys.executable, pair, who, network, folder, *seconds)
-    ours = Launched(network, folder)
-    steps = 8 if smoke else WARMUP + math.ceil(SECONDS * theirs.rate() / 64 / PROCESSES)
+    theirs, ours = Ddp(network, folder), Launched(network, folder)
+    rate = 64 if smoke else theirs.rates(2 * WARMUP)[0]
+    steps = 8 if smoke else WARMUP + math.ceil(SECONDS * rate / 64 / PROCESSES)
     steady, whole = ratios(f"{network}, two processes", ours, theirs, steps, rounds)
     target = TARGETS.get(network, (None, None))[1]
     yield row(f"{network}: two processes of `ebb run`, over DDP", "ratio", steady, 1.0, target)
     name = f"{network}: two processes of `ebb run`, over DDP, from the second step"
     yield row(name, "ratio", whole, 1.0, target)
-
-
-def write_records(folder):
-    """Noise in the format of MNIST, for the peers."""
-    count = 10_000
-    images = struct.pack(">4i", 2051, count, 28, 28) + os.urandom(count * 28 * 28)
-    labels = struct.pack(">2i", 2049, count) + bytes(byte % 10 for byte in os.urandom(count))
-    for name, content in (("images-idx3", images), ("labels-idx1", labels)):
-        (folder / f"t10k-{name}-ubyte.gz").write_bytes(gzip.compress(content, 1))
 
 
 def main():
@@ -143,7 +136,6 @@ def main():
     folder = args.folder.resolve() / "python_rate"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_records(folder)
     rounds = 1 if args.smoke else args.rounds
     with open(args.folder / "python_rate.rows", "w") as rows:
         for network in ["convnet"] if args.smoke else args.network or TARGETS:

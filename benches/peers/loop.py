@@ -8,21 +8,30 @@ without its first steps and with all of them. A window ends when the last batch 
 records from the same `DataLoader`, and compute with one thread. The plain one has its fused optimizer.
 
     ebb run benches/peers/loop.py --workers 2 -- join convnet 40      one window, without input
+    python benches/peers/loop.py ddp convnet 40                       two processes of DDP: the times of their batches
 """
 
 import importlib.util
+import json
 import math
+import os
 import pathlib
+import socket
 import sys
 import time
 
 import common
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
 import torch_common
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 RESNET = pathlib.Path(__file__).resolve().parents[2] / "examples/imagenet/model.py"
+
+# Processes of DDP.
+PROCESSES = 2
 
 # Steps of a window that its steady rate leaves out.
 WARMUP = 5
@@ -62,7 +71,10 @@ def batches_of_job(network, steps):
 
 def plain(network, steps):
     """Times at which each batch was there."""
-    model, optimizer, loader, epochs = parts(network, steps, fused=True)
+    return trained(*parts(network, steps, fused=True))
+
+
+def trained(model, optimizer, loader, epochs):
     loss_of, stamps = nn.CrossEntropyLoss(), []
     for _ in range(epochs):
         for x, y in loader:
@@ -84,6 +96,23 @@ def join(network, steps, effective=None):
                 stamps.append(time.perf_counter())
                 job.step(loss_of(model(x), y))
     return stamps
+
+
+def ddp(rank, port, network, steps):
+    """Trains as one of several processes of DistributedDataParallel over gloo, which the first one prints."""
+    torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    model, optimizer, loader, epochs = parts(network, steps, fused=True)
+    batch = loader.batch_size
+    shared = records(network, PROCESSES * len(loader.dataset))
+    sampler = DistributedSampler(shared, PROCESSES, rank)
+    loader = DataLoader(shared, batch_size=batch, sampler=sampler)
+    stamps = trained(nn.parallel.DistributedDataParallel(model), optimizer, loader, epochs)
+    if rank == 0:
+        print(json.dumps(stamps), flush=True)
+    dist.destroy_process_group()
 
 
 def parts(network, steps, fused):
@@ -112,6 +141,11 @@ def main():
     who, network = sys.argv[1:3]
     batch = NETWORKS[network][3]
     torch.set_num_threads(1)
+    if who == "ddp":
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        multiprocessing.spawn(ddp, (port, network, int(sys.argv[3])), PROCESSES)
+        return
     if len(sys.argv) > 3:
         # Two processes: an update has a batch of each.
         join(network, int(sys.argv[3]), effective=2 * batch)

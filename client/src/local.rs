@@ -17,7 +17,7 @@ use store::Stores;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use worker::Connector;
+use worker::{Connector, ReadAhead};
 
 use crate::pipe::Network;
 use crate::{Client, Error, Result};
@@ -43,6 +43,8 @@ pub struct Options {
     pub program: String,
     /// Numerics class of the program's model. Default: that of the engine.
     pub numerics: Option<Numerics>,
+    /// Hears of each microbatch that a worker has read ahead. Default: nobody does.
+    pub read_ahead: Option<ReadAhead>,
 }
 
 impl Default for Options {
@@ -55,6 +57,7 @@ impl Default for Options {
             data_patience: data::PATIENCE,
             program: String::new(),
             numerics: None,
+            read_ahead: None,
         }
     }
 }
@@ -70,6 +73,7 @@ impl Options {
             data_patience: self.data_patience,
             program: self.program.clone(),
             numerics: self.numerics.clone(),
+            read_ahead: self.read_ahead.clone(),
             // The user of this process chose the job's URLs.
             data_urls: data::every_url(),
             ..worker::Options::default()

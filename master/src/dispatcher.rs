@@ -47,6 +47,10 @@ use crate::why::Why;
 /// master.
 const RUN_MAX: u64 = 16;
 
+/// Time that the run of a worker which is alone takes, unless one step takes longer. A worker that
+/// joins waits for two such runs.
+const RUN_TIME: Duration = Duration::from_millis(500);
+
 /// Microbatches that any lease may have, so that a worker that joins finds work soon even when M is
 /// huge.
 const LEASE_MAX: u64 = 1024;
@@ -632,12 +636,21 @@ impl Dispatcher {
     fn share(&self, of: u64, workers: u64) -> u64 {
         let workers = workers.max(1);
         let share = match self.delay {
-            _ if workers == 1 => of.max(RUN_MAX),
+            _ if workers == 1 => of.max(self.run_of_one()),
             None => (of / workers).max(RUN_MAX.min(LOOK_AHEAD * of / (HELD_MAX as u64 * workers))),
             Some(_) if of >= workers => of / workers,
             Some(delay) => RUN_MAX.min((u64::from(delay) + 1) * of / workers),
         };
         share.clamp(1, LEASE_MAX)
+    }
+
+    /// Returns how many microbatches a worker that is alone gets at once. Another worker may join
+    /// at any time, and gets none of them.
+    fn run_of_one(&self) -> u64 {
+        // Nobody knows yet how long one takes.
+        let Some(usual) = self.speeds.usual() else { return 1 };
+        let count = RUN_TIME.as_nanos() / usual.as_nanos().max(1);
+        u64::try_from(count).map_or(RUN_MAX, |count| count.min(RUN_MAX))
     }
 
     fn grant(&mut self, now: Duration, ids: &mut LeaseIds, worker: IncarnationId, first: u64) -> TrainGrant {

@@ -5,6 +5,7 @@
 //! whatever the model computed before.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -152,8 +153,9 @@ fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
 pub enum Upcoming<'a> {
     /// Gradients of this microbatch.
     Gradients(&'a Microbatch),
-    /// Measurements of the weights after this epoch.
-    Evaluation(Epoch),
+    /// Measurements of the weights after `epoch` on these records of the validation set, in order,
+    /// `micro` at a time.
+    Evaluation { epoch: Epoch, records: &'a Range<u64>, micro: usize },
 }
 
 /// Gives a model memory for its gradients.

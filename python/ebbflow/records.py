@@ -77,19 +77,100 @@ class _Keyed:
             raise RecordError(f"record {record} of {self.what}: {found}") from error
 
 
+#: Names of the items of a batch: an epoch and a record each.
+_Items = list[tuple[int, int]]
+
+
 class _Feed:
     """The batches that a loader loads next. Its iterator goes on after a pause."""
 
     def __init__(self) -> None:
-        self.waiting: deque[list[tuple[int, int]]] = deque()
+        self.waiting: deque[_Items] = deque()
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[_Items]:
         return self
 
-    def __next__(self) -> list[tuple[int, int]]:
+    def __next__(self) -> _Items:
         if not self.waiting:
             raise StopIteration
         return self.waiting.popleft()
+
+
+class _Ahead:
+    """Batches of a loader, of which its workers load some before anybody asks for them.
+
+    A batch that is never asked for, such as that of a lost lease, makes room for a later one.
+    """
+
+    def __init__(self, data: Any, kept: dict[str, Any]) -> None:
+        from torch.utils import data as torch_data
+
+        self._feed = _Feed()
+        feed: Any = self._feed
+        self.loader: Any = torch_data.DataLoader(data, batch_sampler=feed, **kept)
+        self._iterator: Any = None
+        # Batches that the loader was told of and has not given, in its order.
+        self._told: deque[_Items] = deque()
+        # Batches that came before somebody asked for them, the oldest first.
+        self._early: dict[tuple[tuple[int, int], ...], Any] = {}
+        #: Batches that the workers load at a time.
+        self.most = self.loader.num_workers * (self.loader.prefetch_factor or 0)
+
+    def expect(self, items: _Items) -> None:
+        """Load a batch that somebody will ask for."""
+        self._told.append(items)
+        self._feed.waiting.append(items)
+        self._begin()
+
+    def forget(self) -> None:
+        """Load no batch that is not being loaded."""
+        for _ in range(len(self._feed.waiting)):
+            self._told.pop()
+        self._feed.waiting.clear()
+
+    def load(self, items: _Items) -> Any:
+        """Return a batch."""
+        if tuple(items) in self._early:
+            return self._early.pop(tuple(items))
+        if items not in self._told:
+            self.expect(items)
+        while True:
+            self._begin()
+            first = self._told.popleft()
+            try:
+                found = next(self._iterator)
+            except Exception:
+                self._restart()
+                # Whoever asks for another batch sees its error.
+                if first == items:
+                    raise
+                continue
+            if first == items:
+                return found
+            self._early[tuple(first)] = found
+            if len(self._early) > self.most:
+                del self._early[next(iter(self._early))]
+
+    def close(self) -> None:
+        """End the workers, and forget the batches."""
+        self._told.clear()
+        self._early.clear()
+        self._restart()
+
+    def _begin(self) -> None:
+        """Give the workers as many batches as they take."""
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        if self.loader.num_workers == 0:
+            return
+        # An iterator asks for more only when it gives a batch.
+        while self._feed.waiting and self._iterator._tasks_outstanding < self.most:
+            self._iterator._try_put_index()
+
+    def _restart(self) -> None:
+        """Begin anew with the batches that were told: workers may have ended with an error."""
+        self._iterator = self.loader._iterator = None
+        self._feed.waiting = deque(self._told)
 
 
 class Records:
@@ -98,6 +179,7 @@ class Records:
     Attributes:
         batch_size: Records of a batch of the user's ``DataLoader``; ``None`` without one.
         shuffled: Whether the user's ``DataLoader`` draws its records in a random order.
+        loads_ahead: Whether the user's ``DataLoader`` has workers, which load records ahead.
 
     Raises:
         TypeError: The data set has no length or no items by number, or a loader or a data set is
@@ -127,8 +209,6 @@ class Records:
             _check(loader, what)
         self._what = what
         self._length = len(dataset)
-        self._feed = _Feed()
-        self._iterator: Any = None
         self.batch_size: int | None = None if loader is None else loader.batch_size
         sequential = loader is not None and isinstance(loader.sampler, torch_data.SequentialSampler)
         self.shuffled = not sequential
@@ -145,14 +225,15 @@ class Records:
                 "prefetch_factor": loader.prefetch_factor,
                 "persistent_workers": loader.num_workers > 0,
             }
-        feed: Any = self._feed
-        self._loader: Any = torch_data.DataLoader(keyed, batch_sampler=feed, **kept)
+        self._batches = _Ahead(keyed, kept)
+        made = self._batches.loader
         plain = (
-            self._loader.collate_fn is torch_data.default_collate
-            and self._loader.num_workers == 0
-            and not self._loader.pin_memory
+            made.collate_fn is torch_data.default_collate
+            and made.num_workers == 0
+            and not made.pin_memory
         )
         self._rows = _rows(dataset) if plain else None
+        self.loads_ahead = made.num_workers > 0
 
     def __len__(self) -> int:
         return self._length
@@ -168,22 +249,19 @@ class Records:
             # The loader names the record whose error this is.
             with contextlib.suppress(Exception):
                 return self._rows(records)
-        self._feed.waiting.append([(epoch, record) for record in records])
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        elif self._loader.num_workers > 0:
-            # An iterator asks for more only while it has something to wait for.
-            self._iterator._try_put_index()
-        try:
-            return next(self._iterator)
-        except Exception:
-            # Workers may have ended with the error.
-            self._iterator = None
-            raise
+        return self._batches.load([(epoch, record) for record in records])
+
+    def expect(self, epoch: int, records: Sequence[int]) -> None:
+        """Let the workers of the loader load records that :meth:`load` will be asked for."""
+        self._batches.expect([(epoch, record) for record in records])
+
+    def forget(self) -> None:
+        """Load nothing that was expected and is not being loaded."""
+        self._batches.forget()
 
     def close(self) -> None:
         """End the workers of the loader."""
-        self._iterator = None
+        self._batches.close()
 
 
 def _rows(dataset: Any) -> Callable[[Sequence[int]], list[Any]] | None:

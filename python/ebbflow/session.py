@@ -461,6 +461,9 @@ class Session:
                 self._newest = message
                 return message
             kind, *facts = message
+            if kind in ("soon", "measures"):
+                self._expect(kind, facts)
+                continue
             if kind == "broken":
                 raise SessionFailedError(facts[0])
             if kind == "ended":
@@ -478,6 +481,19 @@ class Session:
                 self._forget(event["version"])
             elif event["event"] == "warning":
                 _LOG.warning("%s", event["message"])
+
+    def _expect(self, kind: str, facts: list[Any]) -> None:
+        """Let records be loaded that this process will be asked for."""
+        if kind == "soon":
+            if _loads_ahead(self._train):
+                self._train.expect(*facts)
+            return
+        begin, end, micro = facts
+        if _loads_ahead(self._evaluation):
+            # An evaluation that was broken off does not go on.
+            self._evaluation.forget()
+            for at in range(begin, end, micro):
+                self._evaluation.expect(EVALUATION, list(range(at, min(end, at + micro))))
 
     def _evaluated(
         self, row: dict[str, Any], sums: dict[str, Sequence[float]]
@@ -726,6 +742,7 @@ def join(
             device,
             agent,
             data_patience,
+            _loads_ahead(train) or _loads_ahead(evaluation),
         )
         caller = None
         if callbacks:
@@ -774,6 +791,11 @@ def _loaded(records: Any, epoch: int, request: Any) -> Any:
     if isinstance(records, Leased):
         return records.columns(request.columns())
     return records.load(epoch, request.records)
+
+
+def _loads_ahead(records: Any) -> bool:
+    """Return whether records are loaded before the loop asks for them."""
+    return getattr(records, "loads_ahead", False)
 
 
 def _files(records: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import multiprocessing
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -367,9 +368,77 @@ def test_further_settings_of_a_loader_stay() -> None:
     }
     source = DataLoader(data(), batch_size=4, multiprocessing_context="spawn", **given)
     records = Records(source, "train_data", 1)
-    assert {name: getattr(records._loader, name) for name in given} == given
-    assert records._loader.multiprocessing_context.get_start_method() == "spawn"
+    made = records._batches.loader
+    assert {name: getattr(made, name) for name in given} == given
+    assert made.multiprocessing_context.get_start_method() == "spawn"
     assert records.batch_size == 4
+
+
+class Counted(Dataset[Any]):
+    """Records that count in a semaphore how many of them were loaded. The 31st may be broken."""
+
+    def __init__(self, loaded: Any, broken: bool = False) -> None:
+        self.loaded = loaded
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, record: int) -> Any:
+        if self.broken and record == 30:
+            raise KeyError("no such picture")
+        self.loaded.release()
+        return torch.full((6,), float(record))
+
+
+def counted(broken: bool = False) -> tuple[Any, DataLoader[Any]]:
+    context = multiprocessing.get_context("fork")
+    loaded = context.Semaphore(0)
+    records = Counted(loaded, broken)
+    loader = DataLoader(records, 4, num_workers=2, multiprocessing_context=context)
+    return loaded, loader
+
+
+def test_workers_of_a_loader_load_batches_before_the_loop_asks_for_them() -> None:
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    (trained, train), (measured, test) = counted(), counted()
+
+    def evaluate(batch: ebbflow.Batch) -> dict[str, Any]:
+        if batch.records[0] == 0:
+            # Two processes with two batches at a time each.
+            assert all(measured.acquire(timeout=120) for _ in range(4 * 4))
+        assert batch.data[:, 0].tolist() == batch.records
+        return {"loss": model(batch.data).mean()}
+
+    with ebbflow.join(model, optimizer, train, test, epochs=2) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                if batch.step == 0:
+                    # This batch, and the next one, which is leased already.
+                    assert all(trained.acquire(timeout=120) for _ in range(2 * 4))
+                assert batch.data[:, 0].tolist() == batch.records
+                job.step(model(batch.data).mean())
+            job.evaluate(evaluate)
+
+
+def test_batches_that_nobody_asks_for_give_way_and_their_errors_are_not_seen() -> None:
+    _, loader = counted(broken=True)
+    records = Records(loader, "train_data", 1)
+    batches = [list(range(begin, begin + 4)) for begin in range(0, 48, 4)]
+    for batch in batches[:9]:
+        records.expect(0, batch)
+    # Out of order, and the broken one is the eighth.
+    for batch in (batches[2], batches[0], batches[8], batches[10], batches[1]):
+        assert records.load(0, batch)[:, 0].tolist() == batch
+    with pytest.raises(errors.RecordError, match="record 30 of train_data: KeyError"):
+        records.load(0, batches[7])
+    assert records.load(0, batches[6])[:, 0].tolist() == batches[6]
+    records.expect(0, batches[9])
+    records.forget()
+    assert records.load(1, batches[11])[:, 0].tolist() == batches[11]
+    assert len(records._batches._early) <= records._batches.most == 4
+    records.close()
 
 
 def test_a_record_that_raises_is_named_with_its_error() -> None:

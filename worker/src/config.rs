@@ -1,12 +1,15 @@
 //! Settings of a worker.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use data::Batch;
 use model::device::Device;
 use proto::numerics::Numerics;
+use proto::plan::Microbatch;
 use serde::{Deserialize, Serialize};
 
 /// Options of one worker process.
@@ -66,6 +69,9 @@ pub struct Options {
     /// `device`.
     #[serde(skip)]
     pub program_device: Option<ProgramDevice>,
+    /// Hears of each microbatch that was read ahead. Default: nobody does.
+    #[serde(skip)]
+    pub read_ahead: Option<ReadAhead>,
     /// Folder whose file system stores the job's files; they have no name there. Default: the
     /// system's temporary folder.
     pub scratch: PathBuf,
@@ -82,6 +88,34 @@ pub struct ProgramDevice {
     pub name: String,
     /// Memory of a CUDA device in bytes. 0: not known.
     pub memory_bytes: u64,
+}
+
+/// What hears of the microbatches of a lease, in order, once their records are read. Most of them
+/// are computed soon. Those of a lease that is lost are not.
+#[derive(Clone)]
+pub struct ReadAhead(Arc<dyn Fn(&Microbatch, &Batch) + Send + Sync>);
+
+impl ReadAhead {
+    /// Calls a function, which returns soon.
+    pub fn new(hear: impl Fn(&Microbatch, &Batch) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(hear))
+    }
+
+    pub(crate) fn tell(&self, microbatch: &Microbatch, batch: &Batch) {
+        (self.0)(microbatch, batch);
+    }
+}
+
+impl fmt::Debug for ReadAhead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ReadAhead")
+    }
+}
+
+impl PartialEq for ReadAhead {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 /// Computation and reading in a simulation.
@@ -133,6 +167,7 @@ impl Default for Options {
             script: 0,
             numerics: None,
             program_device: None,
+            read_ahead: None,
             scratch: std::env::temp_dir(),
             inline: None,
         }

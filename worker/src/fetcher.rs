@@ -289,11 +289,18 @@ impl Fetcher {
     fn read_ahead(&mut self, job: Arc<Job>, run: Range<MicrobatchId>, asker: Asker) -> mpsc::Receiver<Ahead> {
         let (batches_tx, batches) = mpsc::channel(self.options.prefetch);
         let mut ids = run.start.get()..run.end.get();
+        let read_ahead = self.options.read_ahead.clone();
+        let tell = move |read: &Result<(Microbatch, data::Batch)>| {
+            if let (Some(read_ahead), Ok((microbatch, batch))) = (&read_ahead, read) {
+                read_ahead.tell(microbatch, batch);
+            }
+        };
         if let Some(inline) = self.options.inline.clone() {
             self.readers.spawn(async move {
                 for id in ids {
                     inline.hang().await;
                     let read = good(job.read(MicrobatchId(id)), &asker).await;
+                    tell(&read);
                     if batches_tx.send((read, None)).await.is_err() {
                         return;
                     }
@@ -321,6 +328,7 @@ impl Fetcher {
                     let read = first
                         .await
                         .unwrap_or_else(|panic| Err(Error::from_panic("a reading thread", &panic)));
+                    tell(&read);
                     // An error here means that the lease is over.
                     if batches_tx.send((read, Some(place))).await.is_err() {
                         return;

@@ -29,7 +29,7 @@ mod trainer;
 mod work;
 mod worst;
 
-pub use config::{Options, ProgramDevice};
+pub use config::{Options, ProgramDevice, ReadAhead};
 pub use error::{Error, Result};
 pub use exchange::Connector;
 pub use metrics::Metrics;

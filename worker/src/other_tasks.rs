@@ -211,7 +211,7 @@ pub(crate) async fn evaluate(
         });
         let worst = WorstRecords::of(&job_of.spec);
         let model = loaded.with(&weights)?;
-        model.announce(Upcoming::Evaluation(epoch));
+        model.announce(Upcoming::Evaluation { epoch, records: &(begin..end), micro });
         let mut evaluated = trainer::evaluate(model, batches, worst)?;
         worst::show(&mut evaluated.worst, &data, job_of.spec.previews())?;
         Ok((evaluated, bad))

@@ -16,6 +16,7 @@ pub(super) mod driven;
 mod region;
 mod request;
 
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,6 +43,11 @@ const TICK: Duration = Duration::from_millis(100);
 enum Message {
     Train(Train),
     Evaluate(Evaluate),
+    /// Records that the loop will be asked for soon, unless their lease is lost: an epoch and the
+    /// records of a microbatch.
+    Soon(u64, Vec<u64>),
+    /// Records that the loop will be asked for next, in an evaluation, and how many at a time.
+    Measures(Range<u64>, usize),
     /// A line of JSON, as `ebb watch --json` prints it, and the sums of the loop's own metrics.
     Event(String, Vec<(String, Vec<f64>)>),
     /// The job has ended: its summary as JSON, its weights as a safetensors file, whether this
@@ -67,9 +73,10 @@ pub(super) struct Session {
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
-    /// the job computes nothing. Without `data_patience` the process keeps the one that it has.
+    /// the job computes nothing. Without `data_patience` the process keeps the one that it has. With
+    /// `ahead` the loop also hears which records it will be asked for.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
@@ -84,6 +91,7 @@ impl Session {
         device: Option<(String, u64)>,
         agent: Option<i32>,
         data_patience: Option<&str>,
+        ahead: bool,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
@@ -95,7 +103,8 @@ impl Session {
             data_patience.map_err(|why| PyValueError::new_err(format!("data_patience: {why}")))?;
         // Patterns are replaced before a worker starts.
         data::be_patient_for(data_patience);
-        let place = Place { threads, numerics, master, name, keys, agent, script, device, data_patience };
+        let place =
+            Place { threads, numerics, master, name, keys, agent, script, device, data_patience, ahead };
         let (link, messages) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
         let token = stop.clone();
@@ -156,6 +165,10 @@ impl Message {
         Ok(match self {
             Self::Train(train) => Py::new(py, train)?.into_any(),
             Self::Evaluate(evaluate) => Py::new(py, evaluate)?.into_any(),
+            Self::Soon(epoch, records) => ("soon", epoch, records).into_pyobject(py)?.into_any().unbind(),
+            Self::Measures(records, micro) => {
+                ("measures", records.start, records.end, micro).into_pyobject(py)?.into_any().unbind()
+            }
             Self::Event(line, sums) => ("event", line, sums).into_pyobject(py)?.into_any().unbind(),
             Self::Ended(summary, weights, exported, state) => {
                 let [weights, state] =

@@ -15,7 +15,7 @@ use proto::numerics::Numerics;
 use proto::spec::{JobSpec, PROGRAM};
 use store::Stores;
 use tokio_util::sync::CancellationToken;
-use worker::{Connector, ProgramDevice, Watched};
+use worker::{Connector, ProgramDevice, ReadAhead, Watched};
 
 use super::Message;
 use super::driven::{Description, Driven, STATE};
@@ -43,6 +43,21 @@ pub(super) struct Place {
     pub(super) device: Option<ProgramDevice>,
     /// Time during which a request for data by URL is repeated.
     pub(super) data_patience: Duration,
+    /// Whether the loop hears which records it will be asked for.
+    pub(super) ahead: bool,
+}
+
+impl Place {
+    /// Returns what tells the loop of the microbatches that are read ahead.
+    fn read_ahead(&self, link: &Sender<Message>) -> Option<ReadAhead> {
+        let link = link.clone();
+        self.ahead.then(|| {
+            ReadAhead::new(move |microbatch, batch| {
+                // Nobody listens after the end.
+                let _ = link.send(Message::Soon(microbatch.epoch.get(), batch.records.clone()));
+            })
+        })
+    }
 }
 
 /// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
@@ -54,7 +69,7 @@ pub(super) fn run(
     stop: &CancellationToken,
 ) {
     let part = Part { spec, exported: Arc::default(), link, stop };
-    let registry = part.registry(what);
+    let registry = part.registry(what, place.ahead);
     // Two: one may serve the master while a ps applies an update on the other.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = match runtime {
@@ -90,10 +105,10 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn registry(&self, what: Arc<Description>) -> Registry {
+    fn registry(&self, what: Arc<Description>, ahead: bool) -> Registry {
         let (link, exported) = (self.link.clone(), self.exported.clone());
         Registry::default().with(PROGRAM, move |_| {
-            let driven = Driven::new(what.clone(), link.clone(), exported.clone());
+            let driven = Driven::new(what.clone(), link.clone(), exported.clone(), ahead);
             Ok(Box::new(driven) as Box<dyn Model>)
         })
     }
@@ -106,6 +121,7 @@ impl Part<'_> {
             data_patience: place.data_patience,
             program: self.spec.name.clone(),
             numerics: place.numerics.clone(),
+            read_ahead: place.read_ahead(self.link),
             ..client::Options::default()
         };
         let mut local = Local::start(options, Stores::default(), registry).await.map_err(whole)?;
@@ -154,6 +170,7 @@ impl Part<'_> {
             script: place.script,
             numerics: place.numerics.clone(),
             program_device: place.device.clone(),
+            read_ahead: place.read_ahead(self.link),
             // The program reads with its user's rights.
             data_urls: data::every_url(),
             ..worker::Options::default()

@@ -105,14 +105,21 @@ pub(super) struct Driven {
     epoch: Epoch,
     /// Whether this process wrote the files of the job.
     exported: Arc<AtomicBool>,
+    /// Whether the loop hears which records it will be asked for.
+    ahead: bool,
 }
 
 impl Driven {
     /// Creates the model of a job. Notes in `exported` that this process wrote the files of the
-    /// job.
-    pub(super) fn new(what: Arc<Description>, link: Sender<Message>, exported: Arc<AtomicBool>) -> Self {
+    /// job. With `ahead` the loop hears which records it will be asked for.
+    pub(super) fn new(
+        what: Arc<Description>,
+        link: Sender<Message>,
+        exported: Arc<AtomicBool>,
+        ahead: bool,
+    ) -> Self {
         let weights = Weights::from(Vec::new());
-        Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported }
+        Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported, ahead }
     }
 
     /// Returns the version that the loop computes with.
@@ -176,7 +183,13 @@ impl Model for Driven {
     fn announce(&mut self, upcoming: Upcoming<'_>) {
         match upcoming {
             Upcoming::Gradients(microbatch) => self.microbatch = Some(*microbatch),
-            Upcoming::Evaluation(epoch) => self.epoch = epoch,
+            Upcoming::Evaluation { epoch, records, micro } => {
+                self.epoch = epoch;
+                if self.ahead {
+                    // A loop that is gone is found when it is asked.
+                    let _ = self.link.send(Message::Measures(records.clone(), micro));
+                }
+            }
         }
     }
 
