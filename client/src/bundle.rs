@@ -97,27 +97,28 @@ fn is_left_out(name: &str) -> bool {
     names.contains(&name.as_str()) || [".pem", ".key"].iter().any(|ending| name.ends_with(ending))
 }
 
-/// Writes the files of a bundle into a new folder below `parent`, which only this user can read.
-/// Its name is the SHA-256 of the bundle. A folder that is there already is returned as it is.
+/// Writes the files of a script's bundle into a new folder below `parent`, which only this user can
+/// read. Its name is the number of the script and the SHA-256 of the bundle. A script may change
+/// its files, and another script of the same files must not see that. A folder of that name is
+/// replaced.
 ///
 /// # Errors
 /// The bytes are not those of the hash, are no bundle, or cannot be written. Nothing is left then
 /// under the folder's name.
-pub fn unpack(bytes: &[u8], sha256: &str, parent: &Path) -> Result<PathBuf> {
+pub fn unpack(bytes: &[u8], sha256: &str, script: u64, parent: &Path) -> Result<PathBuf> {
     let found = sha256_hex(bytes);
     if found != sha256 {
         return Err(Error::BadBundle(format!("its sha256 is {found}, expected {sha256}")));
     }
     // All of it is checked before the first file is written.
     let files = bundle::decode(bytes).map_err(Error::BadBundle)?;
-    let folder = parent.join(&found);
-    if folder.exists() {
-        return Ok(folder);
-    }
-    let begun = parent.join(format!("{found}.begun"));
-    match fs::remove_dir_all(&begun) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
+    let folder = parent.join(format!("{script}-{found}"));
+    let begun = parent.join(format!("{script}-{found}.begun"));
+    for old in [&folder, &begun] {
+        match fs::remove_dir_all(old) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
     }
     let private = |path: &Path| DirBuilder::new().recursive(true).mode(0o700).create(path);
     private(&begun)?;
@@ -232,21 +233,36 @@ mod tests {
         fs::set_permissions(dir.path().join("bin/run"), fs::Permissions::from_mode(0o755)).unwrap();
         let Bundle { bytes, .. } = Bundle::pack(dir.path()).unwrap();
         let (hash, parent) = (sha256_hex(&bytes), tempfile::tempdir().unwrap());
-        fs::create_dir(parent.path().join(format!("{hash}.begun"))).unwrap();
-        let unpacked = unpack(&bytes, &hash, parent.path()).unwrap();
-        assert_eq!(unpacked, parent.path().join(&hash));
+        fs::create_dir(parent.path().join(format!("7-{hash}.begun"))).unwrap();
+        let unpacked = unpack(&bytes, &hash, 7, parent.path()).unwrap();
+        assert_eq!(unpacked, parent.path().join(format!("7-{hash}")));
         let mode = |path: &str| fs::metadata(unpacked.join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(""), mode("bin"), mode("bin/run"), mode("train.py")), (0o700, 0o700, 0o700, 0o600));
         assert_eq!(fs::read(unpacked.join("train.py")).unwrap(), b"print()");
-        assert_eq!(unpack(&bytes, &hash, parent.path()).unwrap(), unpacked);
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn scripts_of_equal_files_have_folders_of_their_own_and_no_folder_is_taken_as_it_is() {
+        let Bundle { bytes, .. } = Bundle::pack(folder(&[("train.py", "print()")]).path()).unwrap();
+        let (hash, parent) = (sha256_hex(&bytes), tempfile::tempdir().unwrap());
+        let [one, other] = [7, 8].map(|script| unpack(&bytes, &hash, script, parent.path()).unwrap());
+        assert_ne!(one, other);
+        fs::write(one.join("train.py"), "changed").unwrap();
+        fs::write(one.join("added"), "").unwrap();
+        assert_eq!(fs::read(other.join("train.py")).unwrap(), b"print()");
+        // As after an agent that could not remove it.
+        assert_eq!(unpack(&bytes, &hash, 7, parent.path()).unwrap(), one);
+        assert_eq!(fs::read(one.join("train.py")).unwrap(), b"print()");
+        assert!(!one.join("added").exists());
     }
 
     #[test]
     fn a_bundle_of_another_hash_or_with_bad_paths_leaves_nothing() {
         let parent = tempfile::tempdir().unwrap();
         let good = bundle::encode(vec![File { path: "ab", executable: false, content: b"x" }]).unwrap();
-        let refused = |bytes: &[u8], hash: &str| unpack(bytes, hash, parent.path()).unwrap_err().to_string();
+        let refused =
+            |bytes: &[u8], hash: &str| unpack(bytes, hash, 7, parent.path()).unwrap_err().to_string();
         assert!(refused(&good, &sha256_hex(b"")).contains("its sha256 is"));
         let at = good.windows(2).position(|two| two == b"ab").unwrap();
         for path in [b"..", b"/x", b"a/", b"\0x"] {

@@ -31,7 +31,7 @@ pub(super) struct Unpacked {
     pub(super) owner: String,
     /// Values of its secrets. They are in memory alone.
     pub(super) secrets: Vec<pb::Secret>,
-    /// Folder of its files.
+    /// Folder of its files, which no other script has.
     pub(super) folder: PathBuf,
     /// File with its requirements, as they were checked. Its processes cannot change this file if
     /// they run as another user. `None`: it has none.
@@ -85,7 +85,7 @@ impl Files {
         proto::secret::check(&description.secrets, &secrets).context("the script's secrets")?;
         let (parent, user) = (self.parent.clone(), self.user.clone());
         let unpacking = tokio::task::spawn_blocking(move || {
-            let folder = unpack(&content, &artifact.sha256, &parent)?;
+            let folder = unpack(&content, &artifact.sha256, script, &parent)?;
             user.map_or(Ok(()), |user| user.give(&folder)).context("give the files to --script-user")?;
             let required = requirements(&content)?;
             let path = required.map(|required| write(&required, &parent, script)).transpose();
@@ -105,10 +105,7 @@ impl Files {
         let others = unpacked.extract_if(.., |script, _| !scripts.contains(script)).collect::<Vec<_>>();
         for (script, gone) in others {
             gone.requirements.iter().for_each(|path| drop(fs::remove_file(path)));
-            // The same files may have come with another script.
-            if unpacked.values().all(|kept| kept.folder != gone.folder)
-                && let Err(reason) = fs::remove_dir_all(&gone.folder)
-            {
+            if let Err(reason) = fs::remove_dir_all(&gone.folder) {
                 tracing::warn!(script, %reason, "the files of a script stay");
             }
         }

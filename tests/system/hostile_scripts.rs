@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -171,6 +171,28 @@ fn what_a_script_leaves_behind_ends_with_it() {
     for name in ["child", "daemon"] {
         let process = fs::read_to_string(place.dir.path().join(name)).unwrap();
         assert!(!Path::new("/proc").join(process.trim()).exists(), "{name} {process} lives");
+    }
+}
+
+/// Two scripts of equal files run at a time. Each changes its files, and the other one does not see
+/// it.
+#[test]
+fn scripts_of_equal_files_do_not_see_what_the_other_one_writes() {
+    let script = "touch written-by-$EBBFLOW_JOB; echo \"$EBBFLOW_JOB # by $EBBFLOW_JOB\" >> train.py\n\
+        touch $PLACE/$EBBFLOW_JOB; until test -e $PLACE/one && test -e $PLACE/other; do sleep 0.01; done\n\
+        ls; tail -n 1 train.py; exit 3\n";
+    let place = Place::new(script, &["--script-processes", "2"]);
+    let names = ["one", "other"];
+    let submitted = names.map(|name| {
+        let mut submit = place.submit(&["--name", name, "--follow"]);
+        submit.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    });
+    for mut process in submitted {
+        assert_eq!(process.wait().unwrap().code(), Some(1));
+    }
+    for name in names {
+        let said = succeed(["logs", name, "--worker", "0", "--master", &place.cluster.url]);
+        assert_eq!(said, format!("train.py\nwritten-by-{name}\n{name} # by {name}\n"));
     }
 }
 
