@@ -16,6 +16,8 @@ use net::bulk::{self, PULL, PUSH};
 use net::channel::{Channel, Dialer, Listener, Purpose};
 use net::memory::attach::{Attachment, Offer};
 use net::memory::{Memory, Regions};
+use net::security::door::{Door, Limits};
+use net::security::{Keys, Options as KeyOptions, TokenRole, tokens};
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Target, Want};
 use proto::pb;
@@ -91,6 +93,10 @@ impl Served {
     }
 
     fn exchanging(wire: WireType, memory: Option<Memory>, options: Options) -> Self {
+        Self::behind(Door::default(), wire, memory, options)
+    }
+
+    fn behind(door: Door, wire: WireType, memory: Option<Memory>, options: Options) -> Self {
         let ps = Ps::with(options, Stores::default(), memory).unwrap();
         let spec = spec(wire);
         let plan = spec.plan(1 << 20);
@@ -111,7 +117,7 @@ impl Served {
         let (address_tx, address) = std::sync::mpsc::channel();
         let serving = async move {
             let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let listener = Listener::beside(tcp).unwrap();
+            let listener = Listener::beside(tcp).unwrap().behind(door);
             address_tx.send(listener.address().unwrap()).unwrap();
             let serving = ps::server::serve(served, listener.accept().unwrap(), CancellationToken::new());
             // Connections are cut as when the process dies.
@@ -218,6 +224,32 @@ async fn every_way(wire: WireType) -> Weights {
     let connector = Connector::embedded(BTreeMap::from([(served.url.clone(), embedded)]));
     one_way("a ps of the same process", wire, &served.client(&connector), &reference).await;
     reference
+}
+
+// The memory of a ps has the weights of all jobs.
+#[tokio::test]
+async fn a_program_of_a_user_shares_no_memory_with_a_ps_and_gets_the_same_bits() {
+    let (dir, token) = (tempfile::tempdir().unwrap(), "a-token-of-somebody-0123");
+    let reference = train(&Served::new(None).client(&Connector::socket(Dialer::tcp())), 3).await;
+    for (role, shared) in [(TokenRole::Worker, [true; 2]), (TokenRole::Script, [false; 2])] {
+        let [list, file] = ["tokens.toml", "token"].map(|name| dir.path().join(name));
+        std::fs::write(&list, tokens::entry("somebody", role, token, None, None, false)).unwrap();
+        std::fs::write(&file, token).unwrap();
+        let keys = |options| Keys::load(options).unwrap();
+        let server = keys(KeyOptions { tokens: Some(list), ..KeyOptions::default() });
+        let own = keys(KeyOptions { token: Some(file), ..KeyOptions::default() });
+        let door = Door::new(server, Limits::default());
+        let served = Served::behind(door, WireType::F32, Some(memory()), Options::default());
+        let dialer = Dialer::nearest().with(own);
+        let connector = Connector::shared_memory(dialer.clone(), memory(), Arc::default());
+        let trained = train(&served.client(&connector), 3).await;
+        assert!(*trained == *reference, "{role}: other bits");
+        assert_eq!(served.shared(), shared, "{role}: pushes and pulls by shared memory");
+        let mut client = ParametersClient::new(dialer.channel(&served.url, Purpose::Bulk).unwrap());
+        let asked = client.attach(pb::AttachRequest::default()).await;
+        let refused = asked.is_err_and(|status| status.message().contains("may not `Parameters/Attach`"));
+        assert_eq!(refused, role == TokenRole::Script, "{role}");
+    }
 }
 
 async fn one_way(what: &str, wire: WireType, client: &Partitions, reference: &Weights) {

@@ -57,6 +57,8 @@ impl Guest {
             // Text that a stranger chooses must not become part of the remembered key.
             let about = table::whose(call).map_or("", |_| call);
             match (&token, failure.kind) {
+                // Every program asks, and none needs it.
+                (Some(_), _) if call == table::ATTACH && role == Some(TokenRole::Script) => failure,
                 (None, _) => self.refuse("no token", about, "", failure),
                 (Some(token), Kind::Incompatible) => self.refuse("no such call", "", &token.name, failure),
                 (Some(token), _) => {

@@ -107,12 +107,18 @@ const SUBMITTERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate, Tok
 const SENDERS: Whose = Whose::Of(&[TokenRole::Submit, TokenRole::Operate]);
 const OPERATORS: Whose = Whose::Of(&[TokenRole::Operate]);
 const WORKERS: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Script]);
+// A program is trusted with its own jobs alone, and the memory of a ps has those of all owners.
+const SHARERS: Whose = Whose::Of(&[TokenRole::Worker]);
 const AGENTS: Whose = Whose::Of(&[TokenRole::Worker]);
 // The handler lets a program stop nothing but the election of its own script.
 const CANCELLERS: Whose = Whose::Of(&[TokenRole::Operate, TokenRole::Script]);
 const PROCESSES: Whose = Whose::Of(&[TokenRole::Worker, TokenRole::Ps, TokenRole::Script]);
 const PS: Whose = Whose::Of(&[TokenRole::Ps]);
 const MASTERS: Whose = Whose::Of(&[TokenRole::Master]);
+
+/// The call by which a worker and a ps of one host map each other's memory. A program does not know
+/// that its token is not for it. It asks, and goes on by a socket.
+pub(super) const ATTACH: &str = "/ebbflow.v1.Parameters/Attach";
 
 /// Table of calls: the call's path in HTTP/2, and its allowed callers.
 const TABLE: [(&str, Whose); 39] = [
@@ -147,7 +153,7 @@ const TABLE: [(&str, Whose); 39] = [
     ("/ebbflow.v1.Parameters/Open", MASTERS),
     ("/ebbflow.v1.Parameters/Push", WORKERS),
     ("/ebbflow.v1.Parameters/Pull", WORKERS),
-    ("/ebbflow.v1.Parameters/Attach", WORKERS),
+    (ATTACH, SHARERS),
     ("/ebbflow.v1.Parameters/Squares", PS),
     ("/ebbflow.v1.Parameters/Ledger", MASTERS),
     ("/ebbflow.v1.Parameters/Save", MASTERS),
@@ -159,8 +165,7 @@ const TABLE: [(&str, Whose); 39] = [
     ("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Whose::Holders),
 ];
 
-/// Calls that an agent forwards for the processes of a script. `Attach` is not among them: an agent
-/// cannot lend its memory.
+/// Calls that an agent forwards for the processes of a script.
 const FORWARDED: [&str; 19] = [
     "/ebbflow.v1.Jobs/Submit",
     "/ebbflow.v1.Jobs/List",
@@ -288,6 +293,7 @@ mod tests {
             ("Scripts/Submit", &[TokenRole::Submit, TokenRole::Operate]),
             ("Scripts/Attend", &[TokenRole::Worker]),
             ("Parameters/Push", &[TokenRole::Worker, TokenRole::Script]),
+            ("Parameters/Attach", &[TokenRole::Worker]),
             ("Parameters/Squares", &[TokenRole::Ps]),
             ("Parameters/Close", &[TokenRole::Master]),
         ] {
