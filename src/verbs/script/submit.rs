@@ -72,7 +72,8 @@ fn wish(args: &args::Submit) -> pb::Script {
     }
 }
 
-/// Returns the list of the files that travel, for a user who looks for a secret among them.
+/// Returns the number of the files that travel, and the first of them, for a user who looks for
+/// what should not be among them.
 fn listed(bundle: &Bundle) -> String {
     let bytes: u64 = bundle.files.iter().map(|(_, bytes)| bytes).sum();
     let names: Vec<_> = bundle.files.iter().take(LISTED_MAX).map(|(path, _)| path.escape_debug()).collect();
@@ -131,6 +132,19 @@ mod tests {
         assert_eq!((script.name.as_str(), script.secrets), ("", vec!["KEY".to_owned()]));
         let script = wish(&args("a.py --name b"));
         assert_eq!((script.name.as_str(), script.processes), ("b", 1));
+    }
+
+    #[test]
+    fn the_first_files_are_listed_and_the_others_are_counted() {
+        let bundle = |count: usize| {
+            let files = (0..count).map(|index| (format!("{index:02}"), 3)).collect();
+            listed(&Bundle { bytes: bytes::Bytes::new(), files })
+        };
+        let said = bundle(LISTED_MAX);
+        assert!(said.starts_with("these files travel with the script (20, 60 bytes):\n    00\n"), "{said}");
+        assert!(said.ends_with("\n    19"), "{said}");
+        let said = bundle(LISTED_MAX + 2);
+        assert!(said.contains("(22, 66 bytes)") && said.ends_with("\n    19\n    and 2 more"), "{said}");
     }
 
     #[tokio::test]
