@@ -10,7 +10,7 @@ use model::export::{Constant, Dtype};
 use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights};
 use proto::ids::Epoch;
 use proto::plan::Microbatch;
-use proto::tensor::{TensorRole, TensorSpec, Values};
+use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use pyo3::types::PyBytesMethods as _;
 
 use super::request::{Evaluate, Pulled, Train};
@@ -48,9 +48,15 @@ impl Description {
             };
             let (bytes, expected) = (bytes.as_bytes(), spec.len() * spec.dtype().size());
             if bytes.len() != expected {
+                let dtype = match spec.dtype() {
+                    DType::F32 => "float32",
+                    DType::I64 => "int64",
+                };
                 return Err(format!(
-                    "tensor `{}`: expected {expected} bytes, found {}",
+                    "tensor `{}`: expected {expected} bytes, which are {dtype} of the shape {:?}, found {}; give its \
+                     values as an array of this type and shape",
                     spec.name,
+                    spec.shape,
                     bytes.len()
                 ));
             }
