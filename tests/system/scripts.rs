@@ -239,6 +239,23 @@ fn processes_of_one_agent_are_apart_and_end_with_it() {
 }
 
 #[test]
+fn a_script_that_hangs_before_it_joins_is_seen_and_can_be_cancelled() {
+    let place = Place::new(&format!("echo begun\n{STAYS}"), 1);
+    assert!(place.submit(&[]).status().unwrap().success());
+    let process = place.process("train-1-0", None);
+    let said = place.wait_for_status("1 of 1 processes run, and none has joined a job yet");
+    assert!(said.contains("pending"), "{said}");
+    assert_eq!(place.wait_for_logs("0"), "begun\n");
+    assert!(runs(process));
+    succeed(["cancel", "train", "--master", &place.cluster.url]);
+    wait_until_gone(process);
+    place.wait_for_status("cancelled");
+    // Its place is free.
+    assert!(place.submit(&["--name", "next"]).status().unwrap().success());
+    place.process("next-2-0", None);
+}
+
+#[test]
 fn a_process_that_is_killed_too_often_leaves_its_agent_and_the_other_one_stays() {
     let mut place = Place::new(STAYS, 0);
     place.add_agent(&["--script-processes", "2"]);
