@@ -48,7 +48,7 @@ pub(crate) use self::limits::Allowed;
 use self::reach::Reach;
 use self::tails::Tails;
 use crate::launch::devices;
-use crate::launch::orphans::Orphans;
+use crate::launch::guard::Guard;
 use crate::launch::redaction::Redaction;
 use crate::launch::restarts::{Left, Stage};
 use crate::launch::slot::{Gone, Hear, Slot};
@@ -88,6 +88,8 @@ pub(crate) struct Options {
     pub(crate) allowed: Option<Allowed>,
     /// The only variables of this process that programs have which install.
     pub(crate) programs: Vec<(String, String)>,
+    /// Starts the processes.
+    pub(crate) guard: Guard,
 }
 
 /// An agent.
@@ -103,7 +105,6 @@ pub(crate) struct Agent {
     environments: Environments,
     tails: Tails,
     screen: Screen,
-    orphans: Orphans,
     /// The private folder. It is removed with the agent.
     folder: TempDir,
 }
@@ -131,7 +132,6 @@ impl Agent {
             let through = std::fs::Permissions::from_mode(0o711);
             std::fs::set_permissions(folder.path(), through).context("the folder for scripts")?;
         }
-        let orphans = Orphans::adopt().context("become the parent of what scripts leave behind")?;
         let mut id = [0; 8];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty()).context("a random number")?;
         let masters = Failover::new(dialer, &options.master, Purpose::Control)?;
@@ -145,13 +145,13 @@ impl Agent {
                 user: options.user.clone(),
                 hidden: options.hidden.clone(),
                 programs: options.programs.clone(),
-                orphans: orphans.clone(),
+                guard: options.guard.clone(),
             },
         )?;
         // The master takes 0 for none.
         let id = u64::from_le_bytes(id).max(1);
         let (dialer, tails) = (dialer.clone(), Tails::new());
-        Ok(Self { options, id, dialer, masters, client, files, environments, tails, screen, orphans, folder })
+        Ok(Self { options, id, dialer, masters, client, files, environments, tails, screen, folder })
     }
 
     /// Returns the folder with the logs of processes.
@@ -161,11 +161,8 @@ impl Agent {
 
     /// Runs processes as the master says, until `stop`. Then it ends them.
     ///
-    /// It starts processes on the calling thread, which must be the main one: see
-    /// [`Group::spawn`](crate::launch::process::Group::spawn).
-    ///
     /// # Errors
-    /// The master refuses this agent.
+    /// The master refuses this agent, or its guard has ended.
     pub(crate) async fn run(&self, stop: &CancellationToken) -> Result<()> {
         let (order, ordered) = watch::channel(BTreeSet::new());
         let (report, reported) = watch::channel(Vec::new());
@@ -173,6 +170,7 @@ impl Agent {
         tokio::select! {
             biased;
             () = self.supervise(ordered, &report, stop) => Ok(()),
+            lost = self.options.guard.lost() => Err(lost.into()),
             refused = attending => Err(refused).context("the master takes no processes of scripts from this agent"),
         }
     }
@@ -313,7 +311,7 @@ impl Agent {
             hidden: hidden.clone(),
             grace: GRACE,
             user: self.options.user.clone(),
-            orphans: Some(self.orphans.clone()),
+            guard: self.options.guard.clone(),
         }
     }
 

@@ -14,6 +14,7 @@ use net::security::Keys;
 
 use crate::args::{MasterUrl, Reach};
 use crate::config::Environment;
+use crate::launch::guard::Guard;
 use crate::signals::Stop;
 use crate::telemetry::metrics::Numbers;
 use crate::terminal::report;
@@ -28,12 +29,22 @@ pub(crate) struct App {
     pub(crate) stop: Stop,
     pub(crate) dialer: Dialer,
     pub(crate) numbers: Numbers,
+    /// Starts processes of scripts. `None`: this run of the program has none.
+    pub(crate) guard: Option<Guard>,
 }
 
 impl App {
     /// Returns the program's name as the user typed it.
     pub(crate) fn program(&self) -> &str {
         &self.environment.program
+    }
+
+    /// Returns what starts processes of scripts.
+    ///
+    /// # Errors
+    /// There is none, which is an error in [`start`](crate::main_with).
+    pub(crate) fn guard(&self) -> Result<Guard> {
+        self.guard.clone().context("this program was started without the process that starts scripts")
     }
 
     /// Returns a command about a job for the user to copy. It reaches the same master with the same

@@ -50,6 +50,7 @@ pub(crate) fn app(network: &Network) -> App {
         stop: Stop::default(),
         dialer: network.dialer(),
         numbers: Numbers::default(),
+        guard: None,
     }
 }
 

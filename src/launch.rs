@@ -3,18 +3,21 @@
 //! ```text
 //!   pure:   restarts (what follows an end)  lines (output as lines)  variables (which may be set)
 //!           devices (who gets which)  redaction (secrets in output)
-//!   edge:   user (as whom)   orphans (what they leave behind)
-//!           log (a bounded file)   process (a process group)   copying (its output)
+//!   edge:   user (as whom)   program (what is to be started)   guard (starts it, and ends it)
+//!           process (a process group)   orphans (what it leaves behind)
+//!           log (a bounded file)   copying (output)
 //!           slot (one process after the other)   helper (one program before them)
 //! ```
 
 pub(crate) mod copying;
 pub(crate) mod devices;
+pub(crate) mod guard;
 pub(crate) mod helper;
 pub(crate) mod lines;
 pub(crate) mod log;
 pub(crate) mod orphans;
 pub(crate) mod process;
+pub(crate) mod program;
 pub(crate) mod redaction;
 pub(crate) mod restarts;
 pub(crate) mod slot;

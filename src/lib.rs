@@ -53,7 +53,9 @@ pub use ::proto::{column, metrics, random, spec, tensor};
 use crate::app::App;
 use crate::args::{Cli, Command};
 use crate::config::Environment;
+use crate::launch::guard::Guard;
 use crate::roles::numerics;
+use crate::settings::Settings;
 use crate::signals::Stop;
 use crate::telemetry::metrics::Numbers;
 use crate::terminal::screen::{NobodyReads, Screen};
@@ -87,11 +89,18 @@ pub fn main_with(arguments: Vec<OsString>, registry: model::Registry) -> u8 {
         eprintln!("error: --numerics portable: this program cannot start itself again: {error}");
         return FAILURE;
     }
+    let guard = match takes_scripts(&cli, &environment).then(Guard::start).transpose() {
+        Ok(guard) => guard,
+        Err(error) => {
+            eprintln!("error: this program cannot start the process that starts scripts: {error}");
+            return FAILURE;
+        }
+    };
     let computes = matches!(
         cli.command,
         Command::Worker(_) | Command::Run(_) | Command::Evaluate(_) | Command::Predict(_)
     );
-    let code = match start(cli, environment, registry) {
+    let code = match start(cli, environment, registry, guard) {
         Ok(code) => code,
         Err(error) if error.is::<NobodyReads>() => NOBODY_READS,
         Err(error) => {
@@ -115,7 +124,19 @@ fn leave(code: u8) -> ! {
     unsafe { libc::_exit(code.into()) }
 }
 
-fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyhow<u8> {
+/// Returns whether this run of the program starts processes of scripts.
+fn takes_scripts(cli: &Cli, environment: &Environment) -> bool {
+    match &cli.command {
+        // The role itself reports wrong settings.
+        Command::Worker(flags) => {
+            Settings::of(flags, environment).is_ok_and(|settings| settings.switch("scripts"))
+        }
+        Command::Run(run) => run.launch.on.is_none() && ::client::is_script(&run.job),
+        _ => false,
+    }
+}
+
+fn start(cli: Cli, environment: Environment, registry: model::Registry, guard: Option<Guard>) -> Anyhow<u8> {
     let (service, level) = match &cli.command {
         Command::Master(_) => ("ebb-master", "info"),
         Command::Ps(_) => ("ebb-ps", "info"),
@@ -138,7 +159,7 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry) -> Anyho
         let numbers = Numbers::new(telemetry.meter());
         let (stop, dialer) = (Stop::on_signals()?, environment.dialer()?);
         ::data::use_store_settings(environment.stores.settings().clone());
-        let app = App { environment, registry, screen, stop, dialer, numbers };
+        let app = App { environment, registry, screen, stop, dialer, numbers, guard };
         let performing = perform(cli.command, &app).instrument(tracing::info_span!("ebb", role = service));
         runtime.block_on(performing).map(|success| match (success, app.stop.exit_code()) {
             (true, _) => 0,

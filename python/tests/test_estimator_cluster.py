@@ -80,7 +80,9 @@ HOLDS = (
     )
     .replace(
         "args.marker.touch()",
-        'print("holds a batch in", os.uname().nodename, "of", os.getppid(), flush=True)',
+        # The parent of a process is the guard of its agent.
+        'agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]; '
+        'print("holds a batch in", os.uname().nodename, "of", agent, flush=True)',
     )
     .replace("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(600)")
 )

@@ -40,8 +40,11 @@ print("of", os.environ.get("OWN"), os.getcwd(), sys.argv[1:], flush=True)
 #: Waits until it is ended, without a job: for tests that are about processes alone.
 WAITS = """
 import os, time
+from pathlib import Path
 
-print("process", os.getpid(), os.getppid(), flush=True)
+# The parent of a process is the guard of its agent.
+agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+print("process", os.getpid(), agent, flush=True)
 time.sleep(600)
 """
 

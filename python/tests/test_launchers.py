@@ -58,7 +58,7 @@ def first_batch():
     if place is None:
         return
     if {is_lost}:
-        (place / "begun").write_text(f"{{os.getpid()}} {{os.getppid()}}")
+        (place / "begun").write_text(f"{{os.getpid()}} {{agent()}}")
         (place / "begun").rename(place / "held")
         while True:
             time.sleep(600)

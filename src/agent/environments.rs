@@ -15,15 +15,15 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result, anyhow, bail};
 use proto::artifact::sha256_hex;
 use proto::requirements::FILE;
-use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::limits::{Allowed, Limit};
 use super::packages::{self, PROGRAM, Said};
 use crate::launch::copying::Voice;
+use crate::launch::guard::Guard;
 use crate::launch::helper;
-use crate::launch::orphans::Orphans;
+use crate::launch::program::Program;
 use crate::launch::restarts::Exit;
 use crate::launch::user::User;
 
@@ -48,7 +48,7 @@ pub(super) struct Options {
     pub(super) hidden: Vec<String>,
     /// The only variables of this process that programs have which install.
     pub(super) programs: Vec<(String, String)>,
-    pub(super) orphans: Orphans,
+    pub(super) guard: Guard,
 }
 
 /// The environments of an agent.
@@ -115,8 +115,6 @@ impl Environments {
     /// Returns an interpreter that satisfies the requirements of a script. What it takes to make
     /// one is said to `voice`.
     ///
-    /// It starts processes on the calling thread, which must be the main one.
-    ///
     /// # Errors
     /// Nothing may be installed, or the install fails or reaches a bound. The lines are for people.
     pub(super) async fn interpreter(
@@ -125,10 +123,10 @@ impl Environments {
         voice: &Voice,
         stop: &CancellationToken,
     ) -> Result<Interpreter> {
-        let Options { allowed, python, orphans, .. } = &self.options;
+        let Options { allowed, python, guard, .. } = &self.options;
         let own = || Interpreter { python: python.clone(), _environment: None };
         let Some(file) = asking.requirements else { return Ok(own()) };
-        let answer = packages::ask(self.as_script(python), file, orphans, stop).await?;
+        let answer = packages::ask(self.as_script(python), file, guard, stop).await?;
         if answer.wrong.is_empty() {
             return Ok(own());
         }
@@ -225,16 +223,16 @@ impl Environments {
         }
         let limit = Limit { allowed, folder, until: tokio::time::Instant::now() + allowed.time };
         let mut make = self.bare(&self.options.python, folder);
-        make.args(["-c", PROGRAM, "make"]).arg(folder.join("environment"));
-        self.step(make, "the virtual environment: Python", voice, &limit, stop).await?;
+        make.args(["-c", PROGRAM, "make"]).args([folder.join("environment")]);
+        self.step(&make, "the virtual environment: Python", voice, &limit, stop).await?;
         let mut pip = self.bare(&environment.python(), folder);
         pip.args(["-I", "-m", "pip", "install", "--isolated", "--no-input", "--disable-pip-version-check"])
             .args(["--no-cache-dir", "--no-color", "--progress-bar", "off", "--only-binary", ":all:"])
             .args(["--index-url", &allowed.index, "--requirement"])
-            .arg(file);
-        self.step(pip, "pip", voice, &limit, stop).await?;
+            .args([file]);
+        self.step(&pip, "pip", voice, &limit, stop).await?;
         let answer =
-            packages::ask(self.as_script(&environment.python()), file, &self.options.orphans, stop).await?;
+            packages::ask(self.as_script(&environment.python()), file, &self.options.guard, stop).await?;
         if !answer.wrong.is_empty() {
             bail!("{FILE}: pip has installed it, and the environment does not satisfy it:{}", answer.lines());
         }
@@ -252,8 +250,8 @@ impl Environments {
     /// Runs one step of an install. Its output goes to `voice`.
     async fn step(
         &self,
-        command: Command,
-        program: &str,
+        program: &Program,
+        name: &str,
         voice: &Voice,
         limit: &Limit<'_>,
         stop: &CancellationToken,
@@ -271,14 +269,14 @@ impl Environments {
                 reason = limit.reached() => reason,
             }
         };
-        let ended = helper::run(command, [both.clone(), both], Some(&self.options.orphans), reached).await;
-        let reason = match ended.with_context(|| format!("{FILE}: {program}"))? {
+        let ended = helper::run(&self.options.guard, program, [both.clone(), both], reached).await;
+        let reason = match ended.with_context(|| format!("{FILE}: {name}"))? {
             Ok(Exit::Code(0)) => match limit.size().await? {
                 Some(reason) => reason,
                 None => return Ok(()),
             },
             Ok(exit) => {
-                format!("{program} {exit}; this worker installs wheels of {} alone", limit.allowed.index)
+                format!("{name} {exit}; this worker installs wheels of {} alone", limit.allowed.index)
             }
             Err(reason) => reason,
         };
@@ -286,33 +284,30 @@ impl Environments {
         Err(anyhow!("{FILE}: {reason}{}", said.lines()))
     }
 
-    /// Returns a command of `python` with the packages and variables that processes of scripts
+    /// Returns a program of `python` with the packages and variables that processes of scripts
     /// find.
-    fn as_script(&self, python: &Path) -> Command {
-        let mut command = Command::new(python);
-        for name in &self.options.hidden {
-            command.env_remove(name);
-        }
+    fn as_script(&self, python: &Path) -> Program {
+        let mut program = Program::new(python);
+        program.without(&self.options.hidden).in_folder(&self.folder);
         if let Some(user) = &self.options.user {
-            command.uid(user.id).gid(user.group).envs(user.variables());
+            program.as_user(user).envs(user.variables());
         }
-        command.current_dir(&self.folder);
-        command
+        program
     }
 
-    /// Returns a command of `python` for an install in `folder`, which has nothing of this process
+    /// Returns a program of `python` for an install in `folder`, which has nothing of this process
     /// but the way to its programs.
-    fn bare(&self, python: &Path, folder: &Path) -> Command {
-        let (mut command, temporary) = (Command::new(python), folder.join("temporary"));
-        command.env_clear().envs(self.options.programs.iter().map(|(name, value)| (name, value)));
+    fn bare(&self, python: &Path, folder: &Path) -> Program {
+        let (mut program, temporary) = (Program::new(python), folder.join("temporary"));
+        program.bare().envs(self.options.programs.iter().cloned());
         // No file of settings is read, neither that of the machine nor that of a user.
-        command.env("PIP_CONFIG_FILE", "/dev/null").env("LANG", "C.UTF-8");
-        command.env("HOME", &temporary).env("TMPDIR", &temporary);
+        program.envs([("PIP_CONFIG_FILE", "/dev/null"), ("LANG", "C.UTF-8")]);
+        program.envs([("HOME", &temporary), ("TMPDIR", &temporary)]);
         if let Some(user) = &self.options.user {
-            command.uid(user.id).gid(user.group);
+            program.as_user(user);
         }
-        command.current_dir(temporary);
-        command
+        program.in_folder(temporary);
+        program
     }
 }
 
@@ -358,7 +353,7 @@ mod tests {
             user: None,
             hidden: Vec::new(),
             programs: Vec::new(),
-            orphans: Orphans::default(),
+            guard: Guard::here(),
         };
         Environments::new(folder, options).unwrap()
     }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use proto::requirements::FILE;
 use serde::Deserialize;
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::copying::Voice;
+use crate::launch::guard::Guard;
 use crate::launch::helper;
 use crate::launch::lines::Last;
-use crate::launch::orphans::Orphans;
+use crate::launch::program::Program;
 
 /// The program that the interpreter runs.
 pub(super) const PROGRAM: &str = include_str!("packages.py");
@@ -88,17 +88,17 @@ impl Answer {
     }
 }
 
-/// Asks the interpreter of `command` about the requirements in `file`.
+/// Asks the interpreter of `program` about the requirements in `file`.
 ///
 /// # Errors
 /// It cannot be started, does not answer, or cannot compare versions.
 pub(super) async fn ask(
-    mut command: Command,
+    mut program: Program,
     file: &Path,
-    orphans: &Orphans,
+    guard: &Guard,
     stop: &CancellationToken,
 ) -> Result<Answer> {
-    command.args(["-c", PROGRAM, "check"]).arg(file);
+    program.args(["-c", PROGRAM, "check"]).args([file]);
     let (answer, said) = (Arc::new(Mutex::new(String::new())), Said::new(LINES_TOLD));
     let whole = answer.clone();
     // A long line comes in parts.
@@ -114,7 +114,7 @@ pub(super) async fn ask(
             () = tokio::time::sleep(ANSWER) => "it gives no answer",
         }
     };
-    let ended = helper::run(command, [voice, said.voice()], Some(orphans), limit).await;
+    let ended = helper::run(guard, &program, [voice, said.voice()], limit).await;
     let reason = match ended.context("choose the Python interpreter with --python of the worker")? {
         Ok(exit) if exit.is_good() => {
             let answer = answer.lock().unwrap_or_else(PoisonError::into_inner);

@@ -4,48 +4,40 @@ use std::future::Future;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use tokio::process::Command;
 
 use crate::launch::copying::{Copying, Voice};
-use crate::launch::orphans::Orphans;
-use crate::launch::process::Group;
+use crate::launch::guard::{Guard, Process};
+use crate::launch::program::Program;
 use crate::launch::redaction::Redaction;
 use crate::launch::restarts::Exit;
 
-/// Runs `command` to its end, or kills it and all that it started when `limit` ends. Its stdout and
-/// its stderr go to `voices`. With `orphans` nothing of it is left when this returns.
-///
-/// It starts a process on the calling thread: see [`Group::spawn`].
+/// Runs `program` to its end, or kills it when `limit` ends. Its stdout and its stderr go to
+/// `voices`. Nothing that it has started is left when this returns.
 ///
 /// # Errors
-/// The program cannot be started.
+/// The program cannot be started, or the guard has ended.
 pub(crate) async fn run<T>(
-    mut command: Command,
+    guard: &Guard,
+    program: &Program,
     voices: [Voice; 2],
-    orphans: Option<&Orphans>,
     limit: impl Future<Output = T>,
 ) -> Result<Result<Exit, T>> {
-    let program = command.as_std().get_program().to_owned();
-    let mut group =
-        Group::spawn(&mut command, None).with_context(|| format!("cannot start `{}`", program.display()))?;
-    let session = group.id();
-    orphans.into_iter().for_each(|orphans| orphans.begin(session));
-    let [stdout, stderr] = group.streams().context("its output")?;
+    let path = program.path().display();
+    let mut process =
+        Process::start(guard, program, None).await.with_context(|| format!("cannot start `{path}`"))?;
+    let [stdout, stderr] = process.streams().context("its output")?;
     let [out, err] = voices;
     let copies = [(stdout, out), (stderr, err)];
     let copies = copies.map(|(stream, voice)| Copying::start(stream, voice, Redaction::default()));
     let ended = tokio::select! {
         biased;
-        exit = group.wait() => exit.map(Ok),
-        reached = limit => group.end(Duration::ZERO).await.map(|_| Err(reached)),
+        exit = process.wait() => exit.map(Ok),
+        reached = limit => process.end(Duration::ZERO).await.map(|_| Err(reached)),
     };
-    if let Some(orphans) = orphans {
-        orphans.end(session).await;
-    }
     for copy in copies {
         copy.finish().await;
     }
-    ended.with_context(|| format!("the end of `{}`", program.display()))
+    ended.with_context(|| format!("the end of `{path}`"))
 }
 
 #[cfg(test)]
@@ -56,13 +48,13 @@ mod tests {
 
     /// Runs a script of `sh`. Returns its end, and the lines of stdout and stderr.
     async fn sh(script: &str, limit: impl Future<Output = u32>) -> (Result<Exit, u32>, [Vec<String>; 2]) {
-        let mut command = Command::new("sh");
-        command.args(["-c", script]);
+        let mut program = Program::new("sh");
+        program.args(["-c", script]);
         let said = [(); 2].map(|()| Arc::new(Mutex::new(Vec::new())));
         let voices = said
             .clone()
             .map(|said| -> Voice { Arc::new(move |line| said.lock().unwrap().push(line.to_owned())) });
-        let ended = run(command, voices, None, limit).await.unwrap();
+        let ended = run(&Guard::here(), &program, voices, limit).await.unwrap();
         (ended, said.map(|said| said.lock().unwrap().clone()))
     }
 

@@ -1,9 +1,9 @@
 //! Processes that a script has left behind: they have left its process group, and their parent has
 //! ended.
 //!
-//! An agent makes itself the parent of such processes, and ends them. Each process of a script
-//! begins a session of its own, which no child can leave for that of another process of a script.
-//! So a child of the agent is left behind if it is of no live session.
+//! The guard of scripts makes itself the parent of such processes, and ends them. Each process of a
+//! script begins a session of its own, which no child can leave for that of another process of a
+//! script. So a child of the guard is left behind if it is of no live session.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,7 +20,7 @@ const LOOKS_MAX: usize = 1000;
 /// Pause between two looks, in which killed processes end.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The live sessions of an agent's processes. Clones share them.
+/// The live sessions of a guard's processes. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Orphans(Rc<RefCell<BTreeSet<i32>>>);
 
@@ -31,8 +31,7 @@ impl Orphans {
     /// # Errors
     /// The system refuses.
     pub(crate) fn adopt() -> io::Result<Self> {
-        #[cfg(target_os = "linux")]
-        rustix::process::set_child_subreaper(Some(getpid()))?;
+        adopt()?;
         Ok(Self::default())
     }
 
@@ -43,32 +42,51 @@ impl Orphans {
     }
 
     /// Removes the session of a process that has ended, and ends all that it has left behind.
-    pub(crate) async fn end(&self, session: Pid) {
+    /// Returns whether all of it has ended.
+    pub(crate) async fn end(&self, session: Pid) -> bool {
         self.0.borrow_mut().remove(&session.as_raw_nonzero().get());
-        for _ in 0..LOOKS_MAX {
-            if self.look() == 0 {
-                return;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-        tracing::warn!(
-            "processes that a script has left behind do not end; stop this worker to look for them"
-        );
+        until_none(|| look(&self.0.borrow())).await
     }
+}
 
-    /// Kills the processes that are left behind now. Returns their number.
-    fn look(&self) -> usize {
-        let (live, own) = (self.0.borrow(), getpid().as_raw_nonzero().get());
-        let is_left = |found: &Found| found.parent == own && !live.contains(&found.session);
-        let left: Vec<_> = processes().filter(is_left).collect();
-        for found in &left {
-            let Some(process) = Pid::from_raw(found.process) else { continue };
-            // It keeps its number until this process waits for it.
-            let _ = kill_process(process, Signal::KILL);
-            let _ = waitpid(Some(process), WaitOptions::NOHANG);
+/// Makes this process the parent of those that its children leave behind.
+///
+/// # Errors
+/// The system refuses.
+pub(crate) fn adopt() -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::process::set_child_subreaper(Some(getpid()))?;
+    Ok(())
+}
+
+/// Ends all processes below this one, which no longer starts any. Returns whether all have ended.
+pub(crate) async fn end_all() -> bool {
+    until_none(|| look(&BTreeSet::new())).await
+}
+
+/// Repeats `look` until it finds nothing. False: it still finds something.
+async fn until_none(look: impl Fn() -> usize) -> bool {
+    for _ in 0..LOOKS_MAX {
+        if look() == 0 {
+            return true;
         }
-        left.len()
+        tokio::time::sleep(PAUSE).await;
     }
+    false
+}
+
+/// Kills the children of this process that are of no `live` session. Returns their number.
+fn look(live: &BTreeSet<i32>) -> usize {
+    let own = getpid().as_raw_nonzero().get();
+    let is_left = |found: &Found| found.parent == own && !live.contains(&found.session);
+    let left: Vec<_> = processes().filter(is_left).collect();
+    for found in &left {
+        let Some(process) = Pid::from_raw(found.process) else { continue };
+        // It keeps its number until this process waits for it.
+        let _ = kill_process(process, Signal::KILL);
+        let _ = waitpid(Some(process), WaitOptions::NOHANG);
+    }
+    left.len()
 }
 
 /// A process as the system lists it.

@@ -1,4 +1,4 @@
-//! A process and what it starts: a process group, which ends no later than this process.
+//! A process and what it starts: a process group, whose first process ends no later than this one.
 #![expect(unsafe_code, reason = "what a child does between fork and exec has no safe interface")]
 
 use std::io;
@@ -7,7 +7,6 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, getpid, getppid, kill_process_group};
-use tokio::net::unix::pipe::Receiver;
 use tokio::process::{Child, Command};
 
 use crate::launch::restarts::Exit;
@@ -23,9 +22,9 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Starts `command` as the first process of a group, without input. One with a `line` is a
-    /// process of somebody else: it inherits the line under the same number. It leaves no core
-    /// dump, which would have its secrets.
+    /// Starts `command` as the first process of a group, without input. Dropping the command closes
+    /// its streams here. One with a `line` is a process of somebody else: it inherits the line
+    /// under the same number. It leaves no core dump, which would have its secrets.
     ///
     /// The kernel kills this process when the calling *thread* ends. Call it on the main thread: it
     /// lives as long as the program.
@@ -33,7 +32,7 @@ impl Group {
     /// # Errors
     /// The program is not there, or the system starts no further process.
     pub(crate) fn spawn(command: &mut Command, line: Option<OwnedFd>) -> io::Result<Self> {
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(Stdio::null());
         die_with_this_process(command);
         line.into_iter().for_each(|line| inherit(command, line));
         let child = command.spawn()?;
@@ -45,17 +44,6 @@ impl Group {
     /// Returns the number of the first process, of its group and of its session.
     pub(crate) const fn id(&self) -> Pid {
         self.id
-    }
-
-    /// Takes stdout and stderr of the first process. They are there once.
-    ///
-    /// # Errors
-    /// The runtime cannot watch them, or they were taken.
-    pub(crate) fn streams(&mut self) -> io::Result<[Receiver; 2]> {
-        let taken = || io::Error::other("taken before");
-        let stdout = self.child.stdout.take().ok_or_else(taken)?.into_owned_fd()?;
-        let stderr = self.child.stderr.take().ok_or_else(taken)?.into_owned_fd()?;
-        Ok([Receiver::from_owned_fd(stdout)?, Receiver::from_owned_fd(stderr)?])
     }
 
     /// Waits for the first process to end, and kills the rest of the group.
@@ -130,17 +118,17 @@ fn inherit(command: &mut Command, line: OwnedFd) {
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+    use tokio::process::ChildStdout;
 
     use super::*;
 
     fn shell(script: &str) -> Group {
-        Group::spawn(Command::new("sh").args(["-c", script]), None).unwrap()
+        Group::spawn(Command::new("sh").args(["-c", script]).stdout(Stdio::piped()), None).unwrap()
     }
 
     /// Reads the first line, after which the script is in its loop.
-    async fn first_line(group: &mut Group) -> (String, BufReader<Receiver>) {
-        let [stdout, _] = group.streams().unwrap();
-        let mut stdout = BufReader::new(stdout);
+    async fn first_line(group: &mut Group) -> (String, BufReader<ChildStdout>) {
+        let mut stdout = BufReader::new(group.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).await.unwrap();
         (line.trim().to_owned(), stdout)

@@ -6,6 +6,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Time in which a process may be started again [`RESTARTS_MAX`] times. A process that ran for so
 /// long is started again as quickly as a new one.
 const WINDOW: Duration = Duration::from_secs(600);
@@ -20,7 +22,7 @@ const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// How a process ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Exit {
     /// It gave this code.
     Code(i32),

@@ -2,7 +2,6 @@
 //! again.
 
 use std::ffi::OsString;
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,15 +9,14 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use futures::future::LocalBoxFuture;
 use net::relay::Relay;
-use tokio::process::Command;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::launch::copying::{Copying, Voice};
+use crate::launch::guard::{Guard, Process};
 use crate::launch::lines::Last;
 use crate::launch::log::{BYTES_MAX, Log};
-use crate::launch::orphans::Orphans;
-use crate::launch::process::Group;
+use crate::launch::program::Program;
 use crate::launch::redaction::Redaction;
 use crate::launch::restarts::{Decision, Left, Restarts, Stage};
 use crate::launch::user::User;
@@ -45,8 +43,8 @@ pub(crate) struct Script {
     pub(crate) grace: Duration,
     /// The user as whom they run. `None`: that of this process.
     pub(crate) user: Option<User>,
-    /// Ends what they leave behind. `None`: nobody does.
-    pub(crate) orphans: Option<Orphans>,
+    /// Starts them, and ends what they leave behind.
+    pub(crate) guard: Guard,
 }
 
 /// A process that has left for good.
@@ -84,9 +82,6 @@ impl std::fmt::Debug for Forward {
         f.write_str("Forward")
     }
 }
-
-/// The variable with the number of the descriptor by which a process reaches its agent.
-const AGENT: &str = "EBBFLOW_AGENT";
 
 /// The place of one process.
 #[derive(Debug)]
@@ -167,10 +162,8 @@ impl Slot {
     /// Runs processes of `script`, one after the other, until one leaves for good or `stop`.
     /// `stage` says where the jobs are.
     ///
-    /// It starts processes on the calling thread: see [`Group::spawn`].
-    ///
     /// # Errors
-    /// The interpreter cannot be started, or `stage` fails.
+    /// The interpreter cannot be started, the guard has ended, or `stage` fails.
     pub(crate) async fn run(
         mut self,
         script: &Script,
@@ -180,16 +173,15 @@ impl Slot {
         let begin = Instant::now();
         let left = loop {
             let began = begin.elapsed();
-            let (mut group, relay) = self.start(script)?;
-            let session = group.id();
-            let streams = group.streams().with_context(|| format!("the output of {}", self.name))?;
+            let (mut process, relay) = self.start(script).await?;
+            let streams = process.streams().with_context(|| format!("the output of {}", self.name))?;
             let voice = self.voice();
             let copies = streams.map(|stream| Copying::start(stream, voice.clone(), self.secrets.clone()));
             let ending = async {
                 tokio::select! {
                     biased;
-                    () = stop.cancelled() => group.end(script.grace).await,
-                    exit = group.wait() => exit,
+                    () = stop.cancelled() => process.end(script.grace).await,
+                    exit = process.wait() => exit,
                 }
             };
             // Also while it ends: it hands back its leases.
@@ -204,9 +196,6 @@ impl Slot {
                 ended = ending => ended,
                 never = forwarding => match never {},
             };
-            if let Some(orphans) = &script.orphans {
-                orphans.end(session).await;
-            }
             for copy in copies {
                 copy.finish().await;
             }
@@ -236,32 +225,22 @@ impl Slot {
         Ok(Gone { left, last: self.output.last(), name: self.name })
     }
 
-    fn start(&self, script: &Script) -> Result<(Group, Option<Relay>)> {
-        let mut command = Command::new(&script.python);
-        command.args(&script.arguments).envs(script.variables.iter().map(|(name, value)| (name, value)));
-        for name in &script.hidden {
-            command.env_remove(name);
-        }
+    async fn start(&self, script: &Script) -> Result<(Process, Option<Relay>)> {
+        let mut program = Program::new(&script.python);
+        program.args(&script.arguments).envs(script.variables.iter().cloned()).without(&script.hidden);
         if let Some(user) = &script.user {
-            // It also takes away all other groups.
-            command.uid(user.id).gid(user.group).envs(user.variables());
+            program.as_user(user).envs(user.variables());
         }
-        command
-            .env("EBBFLOW_WORKER", &self.name)
-            .envs(self.variables.iter().map(|(name, value)| (name, value)));
+        program.envs([("EBBFLOW_WORKER", &self.name)]).envs(self.variables.iter().cloned());
         if let Some(folder) = &script.folder {
-            command.current_dir(folder);
+            program.in_folder(folder);
         }
         let line = self.forward.as_ref().map(|_| Relay::pair()).transpose();
         let (relay, line) = line.context("a line to a process")?.unzip();
-        if let Some(line) = &line {
-            command.env(AGENT, line.as_raw_fd().to_string());
-        }
-        let group = Group::spawn(&mut command, line).with_context(|| {
+        let process = Process::start(&script.guard, &program, line).await.with_context(|| {
             format!("cannot start `{}`; choose the Python interpreter with --python", script.python.display())
         })?;
-        script.orphans.iter().for_each(|orphans| orphans.begin(group.id()));
-        Ok((group, relay))
+        Ok((process, relay))
     }
 }
 
@@ -317,7 +296,7 @@ mod tests {
             hidden: vec!["HOME".to_owned()],
             grace: Duration::from_secs(30),
             user: None,
-            orphans: None,
+            guard: Guard::here(),
         }
     }
 

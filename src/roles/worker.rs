@@ -106,7 +106,6 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
             worker::run(options, &master, dialer, connector, registry, stores, watched, stop).await
         });
     }
-    // On the main thread, as an agent must be.
     let attending = async {
         let Some(agent) = agent else { return Ok(()) };
         agent.run(&stop).await.with_context(|| format!("scripts on {}", options.name))
@@ -137,6 +136,7 @@ fn agent(
         scratch: options.scratch.clone(),
         allowed: scripts::requirements(settings),
         programs: config::programs(),
+        guard: app.guard()?,
     };
     let allowed = of_agent.allowed.as_ref().map(ToString::to_string);
     let user = of_agent.user.clone();

@@ -23,6 +23,7 @@ use self::fleet::Fleet;
 use super::run::{PATIENCE, RESULTS};
 use crate::app::App;
 use crate::launch::devices;
+use crate::launch::guard::Guard;
 use crate::launch::restarts::{Left, Stage};
 use crate::launch::slot::{Gone, Script, Slot};
 use crate::launch::variables::usual;
@@ -127,7 +128,7 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let slots = slots.collect::<Result<Vec<_>>>()?;
 
     let mut fleet = Fleet::start(args.ps.unwrap_or(1), app).await?;
-    let script = script(&args, slots.len(), &fleet.url, app);
+    let script = script(&args, slots.len(), &fleet.url, app.guard()?, app);
     let client = Client::new(&app.dialer, &fleet.url, PATIENCE)?.with_notices(app.notices());
     let run =
         Run { client, app, folder, halt: app.stop.token().child_token(), all_left: CancellationToken::new() };
@@ -185,8 +186,8 @@ fn problem(gone: &[Gone], ended: usize, deserted: Option<&str>) -> Option<String
     })
 }
 
-/// Returns how the processes are started that reach the master at `url`.
-fn script(args: &args::Run, processes: usize, url: &str, app: &App) -> Script {
+/// Returns how `guard` starts the processes that reach the master at `url`.
+fn script(args: &args::Run, processes: usize, url: &str, guard: Guard, app: &App) -> Script {
     let mut variables = usual(config::is_set);
     variables.push(("EBBFLOW_MASTER".to_owned(), url.to_owned()));
     variables.push(("EBBFLOW_WORKERS".to_owned(), processes.to_string()));
@@ -202,7 +203,7 @@ fn script(args: &args::Run, processes: usize, url: &str, app: &App) -> Script {
         // Keys and URLs of another cluster.
         hidden: app.environment.own_variables().map(str::to_owned).collect(),
         user: None,
-        orphans: None,
+        guard,
         grace: GRACE,
     }
 }
@@ -243,7 +244,6 @@ impl Run<'_> {
             }
             jobs
         };
-        // On one thread, which starts all processes: see `Group::spawn`.
         let (gone, jobs) = tokio::join!(processes, jobs);
         Ok((gone?, jobs?))
     }
@@ -432,7 +432,7 @@ mod tests {
         let mut app = app(&Network::new());
         app.environment = config::Environment::with(&[("EBB_TLS_CA", "ca.pem"), ("EBB_MASTER", "m:1")]);
         let args = args("a.py --python p --env OMP_NUM_THREADS=3 -- --lr 0.1");
-        let script = script(&args, 2, "http://127.0.0.1:9", &app);
+        let script = script(&args, 2, "http://127.0.0.1:9", Guard::here(), &app);
         assert_eq!((script.python.as_path(), script.arguments.len()), (Path::new("p"), 3));
         let last = |name: &str| {
             script.variables.iter().rev().find(|(of, _)| of == name).map(|(_, value)| value.as_str())

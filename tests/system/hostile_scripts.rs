@@ -198,6 +198,7 @@ fn scripts_of_equal_files_do_not_see_what_the_other_one_writes() {
 
 #[test]
 fn a_script_of_another_user_reads_no_key_of_its_agent() {
+    // Its parent is the guard of the agent, and the parent of that is the agent.
     let script = "id -un; echo \"home $HOME\"; cat $PLACE/agent.token && echo READ\n\
         cat $PLACE/agent.key && echo READ; agent=$(cut -d' ' -f4 /proc/$PPID/stat); echo \"agent $agent\"\n\
         for process in $PPID $agent; do\n\
@@ -226,7 +227,8 @@ fn a_script_of_another_user_reads_no_key_of_its_agent() {
     let said = text(&place.run(&[]));
     let logs = place.logs();
     assert!(said.contains("exit code 3"), "{said}");
-    for expected in ["nobody", "home /", "owns its files"] {
+    let agent = format!("agent {}\n", place.cluster.workers[0].child.id());
+    for expected in ["nobody", "home /", &agent, "owns its files"] {
         assert!(logs.contains(expected), "{expected} in {logs}");
     }
     for unexpected in ["READ", "LISTED", "KILLED", "a-token-of", "PRIVATE KEY"] {

@@ -99,15 +99,23 @@ fn signals_end_the_processes_too() {
 }
 
 #[test]
-fn processes_do_not_outlive_a_run_that_is_killed() {
-    let place = Place::new("trap '' TERM HUP INT; echo $$; while :; do sleep 600; done");
-    let mut run = place.run(&[]).stderr(Stdio::piped()).spawn().unwrap();
-    let process = first_words(&mut run);
-    assert!(runs(&process));
+fn processes_and_what_they_started_do_not_outlive_a_run_that_is_killed() {
+    let place = Place::new(
+        "trap '' TERM HUP INT; sleep 600 & child=$!; setsid sleep 600 & session=$!\n\
+        (setsid sleep 600 & echo $! > $PLACE/daemon) ; echo $$ $child $session $(cat $PLACE/daemon)\n\
+        while :; do sleep 600; done",
+    );
+    let variable = format!("PLACE={}", place.dir.path().display());
+    let mut run = place.run(&["--env", &variable]).stderr(Stdio::piped()).spawn().unwrap();
+    let words = first_words(&mut run);
+    let processes: Vec<_> = words.split(' ').collect();
+    assert!(processes.len() == 4 && processes.iter().all(|process| runs(process)), "{words}");
     run.kill().unwrap();
     run.wait().unwrap();
-    while runs(&process) {
-        std::thread::park_timeout(Duration::from_millis(5));
+    for process in processes {
+        while runs(process) {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
     }
 }
 

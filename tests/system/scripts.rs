@@ -65,11 +65,10 @@ impl Place {
         }
     }
 
-    /// Returns the agent that started a process, by its place among the workers.
+    /// Returns the agent whose guard started a process, by its place among the workers.
     fn agent_of(&self, process: i32) -> usize {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-        let parent: u32 = stat.rsplit(") ").next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        self.cluster.workers.iter().position(|worker| worker.child.id() == parent).expect("an agent")
+        let agent = parent(parent(process)).cast_unsigned();
+        self.cluster.workers.iter().position(|worker| worker.child.id() == agent).expect("an agent")
     }
 
     /// Waits until a process of the script has said something. Returns all of it.
@@ -106,10 +105,19 @@ fn runs(process: i32) -> bool {
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|state| !state.starts_with('Z')))
 }
 
+/// Returns a number of a process that the system lists behind its state.
+fn listed(process: i32, index: usize) -> i32 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    stat.rsplit(") ").next().unwrap().split(' ').nth(index).unwrap().parse().unwrap()
+}
+
+fn parent(process: i32) -> i32 {
+    listed(process, 1)
+}
+
 /// Returns the process group of a process.
 fn group(process: i32) -> i32 {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
-    stat.rsplit(") ").next().unwrap().split(' ').nth(2).unwrap().parse().unwrap()
+    listed(process, 2)
 }
 
 fn wait_until_gone(process: i32) {
@@ -236,6 +244,44 @@ fn processes_of_one_agent_are_apart_and_end_with_it() {
     place.cluster.workers[1].signal("TERM");
     let left = place.cluster.workers[1].child.wait().unwrap();
     assert!(left.success() && !both.into_iter().any(runs), "{}", place.cluster.workers[1].log());
+}
+
+/// A script that stays, with a child in its process group, one in a session of its own, and one
+/// whose parents have ended, as of a daemon. None of them looks for its parent.
+fn with_children() -> String {
+    let write = "write='echo $$ > $PLACE/$NAME.new; mv $PLACE/$NAME.new $PLACE/$NAME; exec sleep 600'\n\
+        export write; NAME=child sh -c \"$write\" &\n\
+        NAME=session setsid sh -c \"$write\" &\n\
+        NAME=daemon setsid sh -c 'setsid sh -c \"$write\" & exit 0' &\n";
+    write.to_owned() + STAYS
+}
+
+#[test]
+fn what_a_process_has_started_ends_with_an_agent_that_is_killed() {
+    let place = Place::new(&with_children(), 1);
+    assert!(place.submit(&[]).status().unwrap().success());
+    let processes = ["train-1-0", "child", "session", "daemon"].map(|name| place.process(name, None));
+    let [first, child, session, daemon] = processes;
+    assert_eq!([child, session, daemon].map(|process| group(process) == first), [true, false, false]);
+    let guard = parent(first);
+    // The parents of the daemon may not have ended yet.
+    while parent(daemon) != guard {
+        pause();
+    }
+    place.cluster.workers[0].signal("KILL");
+    processes.into_iter().chain([guard]).for_each(wait_until_gone);
+}
+
+#[test]
+fn an_agent_ends_with_its_guard_and_leaves_no_process() {
+    let mut place = Place::new(&with_children(), 1);
+    assert!(place.submit(&[]).status().unwrap().success());
+    let processes = ["train-1-0", "child", "session", "daemon"].map(|name| place.process(name, None));
+    kill(parent(processes[0]), Signal::KILL);
+    let left = place.cluster.workers[0].child.wait().unwrap();
+    let log = place.cluster.workers[0].log();
+    assert!(!left.success() && log.contains("starts the processes of scripts was killed"), "{log}");
+    assert!(!processes.into_iter().any(runs), "{processes:?}");
 }
 
 #[test]
