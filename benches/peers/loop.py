@@ -26,7 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 import torch_common
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 RESNET = pathlib.Path(__file__).resolve().parents[2] / "examples/imagenet/model.py"
 
@@ -51,7 +51,25 @@ NETWORKS = {
     "convnet": (torch_common.Convnet, (1, 28, 28), common.CLASSES, common.BATCH),
     "resnet18": (resnet18, (3, 64, 64), 20, 32),
     "mlp": (torch_common.Mlp, (1, 28, 28), common.CLASSES, common.BATCH),
+    "loader": (torch_common.Convnet, (1, 28, 28), common.CLASSES, common.BATCH),
 }
+
+# Processes of the loader of the network `loader`, and how long a record of it takes.
+LOADERS, SECONDS_PER_RECORD = 4, 0.002
+
+
+class Late(Dataset):
+    """Records that take their time, as those of a remote store do, and compute nothing meanwhile."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, record):
+        time.sleep(SECONDS_PER_RECORD)
+        return self.records[record]
 
 
 def records(network, number):
@@ -123,7 +141,10 @@ def parts(network, steps, fused):
     optimizer = torch.optim.SGD(
         model.parameters(), lr=common.LEARNING_RATE, momentum=common.MOMENTUM, fused=fused or None
     )
-    return model, optimizer, DataLoader(records(network, number), batch_size=batch, shuffle=True), epochs
+    data, loaders = records(network, number), 0
+    if network == "loader":
+        data, loaders = Late(data), LOADERS
+    return model, optimizer, DataLoader(data, batch_size=batch, shuffle=True, num_workers=loaders), epochs
 
 
 def rates(stamps, batch):
