@@ -163,8 +163,9 @@ class _Ahead:
             self._iterator = iter(self.loader)
         if self.loader.num_workers == 0:
             return
-        # An iterator asks for more only when it gives a batch.
-        while self._feed.waiting and self._iterator._tasks_outstanding < self.most:
+        # An iterator asks for more only when it gives a batch. Batches that have come, and wait for
+        # one before them, count too.
+        while self._feed.waiting and len(self._told) - len(self._feed.waiting) < self.most:
             self._iterator._try_put_index()
 
     def _restart(self) -> None:

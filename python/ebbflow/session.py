@@ -275,6 +275,8 @@ class Session:
                 f"that requires a gradient, found {_shown(loss)}"
             )
         self._tensors.check()
+        # A lease may have come since the batch.
+        self._expect()
         self._tensors.backward(loss, self._current)
         return self.push(float(loss.detach()))
 
@@ -457,13 +459,11 @@ class Session:
             if self.summary is not None:
                 return "ended"
             message = self._session.next()
+            self._expect()
             if not isinstance(message, tuple):
                 self._newest = message
                 return message
             kind, *facts = message
-            if kind in ("soon", "measures"):
-                self._expect(kind, facts)
-                continue
             if kind == "broken":
                 raise SessionFailedError(facts[0])
             if kind == "ended":
@@ -482,18 +482,17 @@ class Session:
             elif event["event"] == "warning":
                 _LOG.warning("%s", event["message"])
 
-    def _expect(self, kind: str, facts: list[Any]) -> None:
+    def _expect(self) -> None:
         """Let records be loaded that this process will be asked for."""
-        if kind == "soon":
-            if _loads_ahead(self._train):
+        for kind, *facts in self._session.ahead():
+            if kind == "train" and _loads_ahead(self._train):
                 self._train.expect(*facts)
-            return
-        begin, end, micro = facts
-        if _loads_ahead(self._evaluation):
-            # An evaluation that was broken off does not go on.
-            self._evaluation.forget()
-            for at in range(begin, end, micro):
-                self._evaluation.expect(EVALUATION, list(range(at, min(end, at + micro))))
+            elif kind == "evaluate" and _loads_ahead(self._evaluation):
+                begin, end, micro = facts
+                # An evaluation that was broken off does not go on.
+                self._evaluation.forget()
+                for at in range(begin, end, micro):
+                    self._evaluation.expect(EVALUATION, list(range(at, min(end, at + micro))))
 
     def _evaluated(
         self, row: dict[str, Any], sums: dict[str, Sequence[float]]

@@ -43,11 +43,6 @@ const TICK: Duration = Duration::from_millis(100);
 enum Message {
     Train(Train),
     Evaluate(Evaluate),
-    /// Records that the loop will be asked for soon, unless their lease is lost: an epoch and the
-    /// records of a microbatch.
-    Soon(u64, Vec<u64>),
-    /// Records that the loop will be asked for next, in an evaluation, and how many at a time.
-    Measures(Range<u64>, usize),
     /// A line of JSON, as `ebb watch --json` prints it, and the sums of the loop's own metrics.
     Event(String, Vec<(String, Vec<f64>)>),
     /// The job has ended: its summary as JSON, its weights as a safetensors file, whether this
@@ -55,6 +50,14 @@ enum Message {
     Ended(String, Option<Vec<u8>>, bool, Option<Vec<u8>>),
     /// This process cannot go on.
     Broken(String),
+}
+
+/// Records that the loop will be asked for soon, unless their lease is lost.
+enum Ahead {
+    /// Those of a microbatch, with its epoch.
+    Train(u64, Vec<u64>),
+    /// Those of an evaluation, and how many at a time.
+    Evaluate(Range<u64>, usize),
 }
 
 /// A tensor as Python describes it: name, kind, shape and little-endian values.
@@ -65,6 +68,7 @@ type Described<'py> = (String, String, Vec<usize>, Bound<'py, PyBytes>);
 pub(super) struct Session {
     /// `None` after the end.
     messages: Mutex<Option<Receiver<Message>>>,
+    ahead: Mutex<Receiver<Ahead>>,
     stop: CancellationToken,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -103,6 +107,8 @@ impl Session {
             data_patience.map_err(|why| PyValueError::new_err(format!("data_patience: {why}")))?;
         // Patterns are replaced before a worker starts.
         data::be_patient_for(data_patience);
+        let (told, heard) = std::sync::mpsc::channel();
+        let ahead = ahead.then_some(told);
         let place =
             Place { threads, numerics, master, name, keys, agent, script, device, data_patience, ahead };
         let (link, messages) = std::sync::mpsc::channel();
@@ -112,7 +118,23 @@ impl Session {
         let run = move || cluster::run(spec, Arc::new(what), &place, &link, &token);
         let thread = std::thread::Builder::new().name("ebbflow".to_owned()).spawn(run);
         let thread = thread.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-        Ok(Self { messages: Mutex::new(Some(messages)), stop, thread: Mutex::new(Some(thread)) })
+        let (messages, ahead) = (Mutex::new(Some(messages)), Mutex::new(heard));
+        Ok(Self { messages, ahead, stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Returns what the loop will be asked for, as far as it was not told before. Does not wait.
+    fn ahead(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
+        let ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = ahead.try_iter().map(|told| {
+            Ok(match told {
+                Ahead::Train(epoch, records) => ("train", epoch, records).into_pyobject(py)?.into_any(),
+                Ahead::Evaluate(records, micro) => {
+                    ("evaluate", records.start, records.end, micro).into_pyobject(py)?.into_any()
+                }
+            }
+            .unbind())
+        });
+        told.collect()
     }
 
     /// Waits for what comes next.
@@ -165,10 +187,6 @@ impl Message {
         Ok(match self {
             Self::Train(train) => Py::new(py, train)?.into_any(),
             Self::Evaluate(evaluate) => Py::new(py, evaluate)?.into_any(),
-            Self::Soon(epoch, records) => ("soon", epoch, records).into_pyobject(py)?.into_any().unbind(),
-            Self::Measures(records, micro) => {
-                ("measures", records.start, records.end, micro).into_pyobject(py)?.into_any().unbind()
-            }
             Self::Event(line, sums) => ("event", line, sums).into_pyobject(py)?.into_any().unbind(),
             Self::Ended(summary, weights, exported, state) => {
                 let [weights, state] =

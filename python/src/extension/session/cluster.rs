@@ -17,8 +17,8 @@ use store::Stores;
 use tokio_util::sync::CancellationToken;
 use worker::{Connector, ProgramDevice, ReadAhead, Watched};
 
-use super::Message;
 use super::driven::{Description, Driven, STATE};
+use super::{Ahead, Message};
 use crate::failure::message;
 
 /// Longest time without an answer of a master.
@@ -43,20 +43,18 @@ pub(super) struct Place {
     pub(super) device: Option<ProgramDevice>,
     /// Time during which a request for data by URL is repeated.
     pub(super) data_patience: Duration,
-    /// Whether the loop hears which records it will be asked for.
-    pub(super) ahead: bool,
+    /// Where the loop hears which records it will be asked for. `None`: it does not.
+    pub(super) ahead: Option<Sender<Ahead>>,
 }
 
 impl Place {
     /// Returns what tells the loop of the microbatches that are read ahead.
-    fn read_ahead(&self, link: &Sender<Message>) -> Option<ReadAhead> {
-        let link = link.clone();
-        self.ahead.then(|| {
-            ReadAhead::new(move |microbatch, batch| {
-                // Nobody listens after the end.
-                let _ = link.send(Message::Soon(microbatch.epoch.get(), batch.records.clone()));
-            })
-        })
+    fn read_ahead(&self) -> Option<ReadAhead> {
+        let ahead = self.ahead.clone()?;
+        Some(ReadAhead::new(move |microbatch, batch| {
+            // Nobody listens after the end.
+            let _ = ahead.send(Ahead::Train(microbatch.epoch.get(), batch.records.clone()));
+        }))
     }
 }
 
@@ -69,7 +67,7 @@ pub(super) fn run(
     stop: &CancellationToken,
 ) {
     let part = Part { spec, exported: Arc::default(), link, stop };
-    let registry = part.registry(what, place.ahead);
+    let registry = part.registry(what, place.ahead.as_ref());
     // Two: one may serve the master while a ps applies an update on the other.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = match runtime {
@@ -105,10 +103,10 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn registry(&self, what: Arc<Description>, ahead: bool) -> Registry {
-        let (link, exported) = (self.link.clone(), self.exported.clone());
+    fn registry(&self, what: Arc<Description>, ahead: Option<&Sender<Ahead>>) -> Registry {
+        let (link, exported, ahead) = (self.link.clone(), self.exported.clone(), ahead.cloned());
         Registry::default().with(PROGRAM, move |_| {
-            let driven = Driven::new(what.clone(), link.clone(), exported.clone(), ahead);
+            let driven = Driven::new(what.clone(), link.clone(), exported.clone(), ahead.clone());
             Ok(Box::new(driven) as Box<dyn Model>)
         })
     }
@@ -121,7 +119,7 @@ impl Part<'_> {
             data_patience: place.data_patience,
             program: self.spec.name.clone(),
             numerics: place.numerics.clone(),
-            read_ahead: place.read_ahead(self.link),
+            read_ahead: place.read_ahead(),
             ..client::Options::default()
         };
         let mut local = Local::start(options, Stores::default(), registry).await.map_err(whole)?;
@@ -170,7 +168,7 @@ impl Part<'_> {
             script: place.script,
             numerics: place.numerics.clone(),
             program_device: place.device.clone(),
-            read_ahead: place.read_ahead(self.link),
+            read_ahead: place.read_ahead(),
             // The program reads with its user's rights.
             data_urls: data::every_url(),
             ..worker::Options::default()

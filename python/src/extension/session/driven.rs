@@ -14,7 +14,7 @@ use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use pyo3::types::PyBytesMethods as _;
 
 use super::request::{Evaluate, Pulled, Train};
-use super::{Described, Message};
+use super::{Ahead, Described, Message};
 
 /// Name of the file with the state of the loop.
 pub(super) const STATE: &str = "job_state.safetensors";
@@ -111,18 +111,18 @@ pub(super) struct Driven {
     epoch: Epoch,
     /// Whether this process wrote the files of the job.
     exported: Arc<AtomicBool>,
-    /// Whether the loop hears which records it will be asked for.
-    ahead: bool,
+    /// Where the loop hears which records it will be asked for. `None`: it does not.
+    ahead: Option<Sender<Ahead>>,
 }
 
 impl Driven {
     /// Creates the model of a job. Notes in `exported` that this process wrote the files of the
-    /// job. With `ahead` the loop hears which records it will be asked for.
+    /// job. `ahead` is where the loop hears which records it will be asked for.
     pub(super) fn new(
         what: Arc<Description>,
         link: Sender<Message>,
         exported: Arc<AtomicBool>,
-        ahead: bool,
+        ahead: Option<Sender<Ahead>>,
     ) -> Self {
         let weights = Weights::from(Vec::new());
         Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported, ahead }
@@ -191,9 +191,9 @@ impl Model for Driven {
             Upcoming::Gradients(microbatch) => self.microbatch = Some(*microbatch),
             Upcoming::Evaluation { epoch, records, micro } => {
                 self.epoch = epoch;
-                if self.ahead {
+                if let Some(ahead) = &self.ahead {
                     // A loop that is gone is found when it is asked.
-                    let _ = self.link.send(Message::Measures(records.clone(), micro));
+                    let _ = ahead.send(Ahead::Evaluate(records.clone(), micro));
                 }
             }
         }
