@@ -15,9 +15,10 @@ import math
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebbflow._fabric import (
     Part,
@@ -303,8 +304,27 @@ class _Loop:
         return values
 
 
+class _SoFar(NamedTuple):
+    """An epoch up to one of its steps."""
+
+    step: int
+    epoch: int
+    # Sum of the losses of the records, and their number.
+    loss: float
+    records: int
+
+
+#: Steps whose sums the driver keeps: as many as a master keeps events of a job.
+_STEPS_KEPT = 16_384
+
+
 class _Driver(Callback):
-    """Turns the events of a job into what the logger of the driver hears."""
+    """Turns the events of a job into what the logger of the driver hears.
+
+    A job whose ps lost its part of the model goes back to a checkpoint, and the master tells the
+    steps behind that again. So the sums are kept for each step: those of the steps that are trained
+    again are dropped, and the sums before them go on with the same bits.
+    """
 
     def __init__(
         self,
@@ -319,10 +339,7 @@ class _Driver(Callback):
         self._batches = math.ceil(records / batch_size)
         self._per_step = effective // batch_size
         self._steps = math.ceil(self._batches / self._per_step)
-        self._epoch = -1
-        # Sum of the losses of the epoch's records so far, and their number.
-        self._sum = 0.0
-        self._count = 0
+        self._so_far: deque[_SoFar] = deque(maxlen=_STEPS_KEPT)
 
     def on_begin(self, job: str) -> None:
         self._logger.on_train_begin()
@@ -330,6 +347,8 @@ class _Driver(Callback):
     def on_event(self, event: Event) -> None:
         if event.kind == "train":
             self._train(event)
+        elif event.kind == "rewind":
+            self._forget(event["version"])
         elif event.kind == "eval" and event["epoch"] in self._told:
             known = {"event", "sequence", "unix_ms", "epoch", "step"}
             values = {name: measured(value) for name, value in event.items() if name not in known}
@@ -340,11 +359,19 @@ class _Driver(Callback):
 
     def _train(self, event: Event) -> None:
         epoch, step = event["epoch"], event["step"]
-        if epoch != self._epoch:
-            self._epoch, self._sum, self._count = epoch, 0.0, 0
-        self._sum += number(event["loss"]) * event["samples"]
-        self._count += event["samples"]
+        newest = self._so_far[-1] if self._so_far else None
+        loss, records = 0.0, 0
+        if newest is not None and newest.epoch == epoch:
+            loss, records = newest.loss, newest.records
+        loss += number(event["loss"]) * event["samples"]
+        records += event["samples"]
+        self._so_far.append(_SoFar(step, epoch, loss, records))
         in_epoch = min((step % self._steps + 1) * self._per_step, self._batches)
         iteration = epoch * self._batches + in_epoch
-        values = {"loss": self._sum / self._count}
+        values = {"loss": loss / records}
         self._logger.log_train_metrics(values, iteration, epoch, event["workers"])
+
+    def _forget(self, version: int) -> None:
+        """Drop the steps that are told again: those from ``version`` on."""
+        while self._so_far and self._so_far[-1].step >= version:
+            self._so_far.pop()

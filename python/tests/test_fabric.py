@@ -19,7 +19,8 @@ torch = pytest.importorskip("torch")
 
 from ebbflow import errors  # noqa: E402
 from ebbflow._fabric import batches, fleet_of, limits, measured, shown  # noqa: E402
-from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402
+from ebbflow.fabric import FabricModel, LoggerCallback, _Driver, _Told  # noqa: E402
+from ebbflow.status import Event  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 
@@ -250,6 +251,35 @@ def test_the_driver_hears_averages_of_the_epoch() -> None:
         expected = sum(loss * size for loss, size in weighted) / sum(sizes[begin : at + 1])
         assert metrics["loss"] == pytest.approx(expected, abs=1e-6)
     assert driver.calls[0] == ("begin",) and driver.calls[-1] == ("end",)
+
+
+# S0-46
+@pytest.mark.parametrize("version", [0, 2, 4, 6])
+def test_the_driver_hears_the_same_averages_after_a_rewind(version: int) -> None:
+    def train(steps: range) -> list[Event]:
+        return [
+            Event(
+                {"event": "train", "step": step, "epoch": step // 4, "loss": 1 / (step + 3)}
+                | {"samples": 10 - step % 4, "workers": 2}
+            )
+            for step in steps
+        ]
+
+    def heard(events: list[Event]) -> list[tuple[Any, ...]]:
+        logger = Logger()
+        driver = _Driver(logger, _Told(3, 1), 40, 10, 10)
+        for event in events:
+            driver.on_event(event)
+        return logger.of("train")
+
+    whole = heard(train(range(12)))
+    assert [call[1:3] for call in whole] == [(step + 1, step // 4) for step in range(12)]
+    # It goes back to version 0, or into the first epoch, to its end, or into the second one.
+    rewind = Event({"event": "rewind", "version": version, "era": 1})
+    found = heard([*train(range(7)), rewind, *train(range(version, 12))])
+    assert found == [*whole[:7], *whole[version:]]
+    # The same once more.
+    assert heard([*train(range(7)), rewind, rewind, *train(range(version, 12))]) == found
 
 
 # S0-32, S0-46

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Place, Script, needs_there
+from .conftest import Cluster, Place, Script, needs_there
 
 needs_there("torch")
 
@@ -166,3 +166,50 @@ def test_another_process_is_elected_when_the_driver_dies(
     for part in before:
         assert without_workers(part) == without_workers(driver)[: len(part)]
         assert without_workers(part) in calls
+
+
+# S0-46
+@pytest.mark.parametrize("with_checkpoints", [True, False])
+def test_the_driver_hears_the_same_averages_after_the_loss_of_the_ps(
+    with_checkpoints: bool,
+    script: Path,
+    tmp_path: Path,
+    alone: tuple[str, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The master hardly waits for ps that are gone.
+    monkeypatch.setenv("EBB_MASTER_PS_GRACE", "1s")
+    if with_checkpoints:
+        monkeypatch.setenv("EBBFLOW_CHECKPOINTS", str(tmp_path / "checkpoints"))
+    with Cluster(tmp_path, workers=0) as cluster, Place(cluster) as place:
+        # It has a batch of the third epoch in its hands. An epoch has 50.
+        process = place.script(script, str(tmp_path), "lost", "0", gate="120")
+        process.arrive()
+        # 13 updates are an epoch. The first one of the third epoch is told.
+        place.wait_for_more("lost", 104)
+        if with_checkpoints:
+            saved = (event for event in place.client.watch("lost") if event.kind == "checkpoint")
+            while next(saved)["version"] != 26:
+                pass
+        for ps in cluster.ps:
+            ps.stop()
+        for name in ("ps-2", "ps-3"):
+            address = ("--listen", "127.0.0.1:0")
+            cluster.start(name, "ps", "--master", cluster.url, *address).url()
+        process.go()
+        sha, driver = alone
+        assert process.result()["sha"] == sha
+        events = list(place.client.watch("lost"))
+    (rewind,) = [event for event in events if event.kind == "rewind"]
+    assert rewind["version"] == (26 if with_checkpoints else 0)
+    (calls,) = heard(tmp_path, "lost", "driver")
+    trained = [call for call in calls if call[0] == "train"]
+    expected = [call for call in driver if call[0] == "train"]
+    # It hears of the steps again that are trained again. The last call of an iteration counts.
+    assert len(trained) > len(expected)
+    last = {call[2]: call for call in trained}
+    assert without_workers(list(last.values())) == without_workers(expected)
+    tests = [call for call in calls if call[0] == "test"]
+    assert list({call[3]: call for call in tests}.values()) == [
+        call for call in driver if call[0] == "test"
+    ]
