@@ -3,8 +3,10 @@
     with ebbflow.join(..., callbacks=[trackers.Csv("metrics.csv")]) as job:
 
 A process that is elected later records the job again from its first event on. Each tracker leaves
-one record of the job then, not two. Libraries are imported when a tracker is made. With
-``ebbflow.callbacks.follow`` they record the worst records of a job file, too.
+one record of the job then, not two. A job that goes back to a checkpoint trains some steps again:
+``Csv`` and ``TensorBoard`` drop what they recorded of these, ``WandB`` and ``MLflow`` note it.
+Libraries are imported when a tracker is made. With ``ebbflow.callbacks.follow`` they record the
+worst records of a job file, too.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from ebbflow.status import Event
 from ebbflow.worst import Worst
 
 __all__ = ["Csv", "MLflow", "TensorBoard", "WandB"]
+
+#: What a rewind is called in libraries that remove nothing. Its value is the version.
+_REWIND = "rewind/version"
 
 #: What an event says beside its metrics.
 _PLACE = ("event", "sequence", "unix_ms", "epoch", "step", "set")
@@ -67,6 +72,8 @@ class Tracker(Callback):
             self._run = f"{self._job}-{event.unix_ms:x}"
             self.open(self._run)
         self._newest = event
+        if event.kind == "rewind":
+            self.rewind(event, int(event["version"]))
         found = scalars(event)
         if found is not None:
             self.record(event, *found)
@@ -85,6 +92,13 @@ class Tracker(Callback):
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Record the metrics of an event."""
 
+    def rewind(self, event: Event, version: int) -> None:
+        """Record that the job goes back to a version.
+
+        The events with more than ``version`` updates, of the second value of :func:`scalars`, come
+        again.
+        """
+
     def tables(self, event: Event, updates: int, worst: Worst) -> None:
         """Record the worst records, of which the newest event is ``event``."""
 
@@ -92,11 +106,16 @@ class Tracker(Callback):
         """End the run of a job that ended as ``succeeded``, ``failed`` or ``cancelled``."""
 
 
+#: The columns of a CSV file.
+_COLUMNS = ["sequence", "unix_ms", "epoch", "step", "metric", "value"]
+
+
 class Csv(Tracker):
     """A CSV file with a line for each metric of an event.
 
     The columns are ``sequence`` (the event's number), ``unix_ms``, ``epoch``, ``step`` (updates so
-    far), ``metric`` (such as ``train/loss``) and ``value``. A file that is there is replaced.
+    far), ``metric`` (such as ``train/loss``) and ``value``. A file that is there is replaced. When
+    the job goes back to a checkpoint, the lines of the steps that come again leave the file.
 
     The worst records are in a file beside it, such as ``metrics.worst.csv``, without images.
 
@@ -115,9 +134,9 @@ class Csv(Tracker):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         # With another inode, so that a process that was elected before writes into its own file.
         self._path.unlink(missing_ok=True)
-        self._file = self._path.open("w", newline="", encoding="utf-8")
+        self._file = self._path.open("w+", newline="", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
-        self._writer.writerow(["sequence", "unix_ms", "epoch", "step", "metric", "value"])
+        self._writer.writerow(_COLUMNS)
 
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Write the lines of an event."""
@@ -125,6 +144,20 @@ class Csv(Tracker):
             if not name.endswith("/epoch"):
                 place = [event.sequence, event.unix_ms, event["epoch"], updates]
                 self._writer.writerow([*place, name, repr(value)])
+        self._file.flush()
+
+    def rewind(self, event: Event, version: int) -> None:
+        """Remove the lines of what comes again.
+
+        It writes into the file itself: a file in its place would be that of a process that was
+        elected later. Evaluations of an epoch stand among steps of the next one, so it filters.
+        """
+        self._file.seek(0)
+        header, *rows = csv.reader(self._file)
+        step = _COLUMNS.index("step")
+        self._file.seek(0)
+        self._file.truncate()
+        self._writer.writerows([header, *(row for row in rows if int(row[step]) <= version)])
         self._file.flush()
 
     def tables(self, event: Event, updates: int, worst: Worst) -> None:
@@ -169,14 +202,29 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, value, updates, walltime=event.unix_ms / 1e3)
         self._writer.flush()
 
+    def rewind(self, event: Event, version: int) -> None:
+        """Let TensorBoard hide the points of what comes again.
+
+        It is what ``purge_step`` writes, but in the same file. TensorBoard reads files in the order
+        of their names, and these have whole seconds.
+        """
+        proto = self._proto("event")
+        start = proto.SessionLog(status=proto.SessionLog.START)
+        purge = proto.Event(step=version + 1, session_log=start)
+        self._writer.file_writer.add_event(purge, version + 1, walltime=event.unix_ms / 1e3)
+        self._writer.flush()
+
     def tables(self, event: Event, updates: int, worst: Worst) -> None:
         """Write tables and images as ``ebb run`` and ``ebb fetch`` do."""
-        own = self._library.__name__ == "tensorboardX"
-        protos = "tensorboardX.proto" if own else "tensorboard.compat.proto"
-        message = importlib.import_module(f"{protos}.summary_pb2").Summary
-        summary = message.FromString(worst.summary)
+        summary = self._proto("summary").Summary.FromString(worst.summary)
         self._writer.file_writer.add_summary(summary, updates, walltime=event.unix_ms / 1e3)
         self._writer.flush()
+
+    def _proto(self, name: str) -> Any:
+        """Return a module of the library's messages."""
+        own = self._library.__name__ == "tensorboardX"
+        protos = "tensorboardX.proto" if own else "tensorboard.compat.proto"
+        return importlib.import_module(f"{protos}.{name}_pb2")
 
     def close(self, status: str) -> None:
         """Close the file."""
@@ -187,7 +235,8 @@ class WandB(Tracker):
     """A run of Weights & Biases.
 
     Its step is the event's number, and ``step`` has the updates so far. A process that takes a run
-    over resumes it: what the service has is not recorded again.
+    over resumes it: what the service has is not recorded again. A row with ``rewind/version`` says
+    that the job went back: rows before it with a larger ``step`` are replaced by rows after it.
 
     Args:
         project: The project.
@@ -210,6 +259,10 @@ class WandB(Tracker):
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Log the metrics of an event."""
         self._wandb.log(values | {"step": updates}, step=event.sequence)
+
+    def rewind(self, event: Event, version: int) -> None:
+        """Log the rewind. W&B removes no row of a run."""
+        self._wandb.log({_REWIND: version, "step": version}, step=event.sequence)
 
     def tables(self, event: Event, updates: int, worst: Worst) -> None:
         """Log a table of each validation set. Images need Pillow."""
@@ -237,7 +290,9 @@ class MLflow(Tracker):
     """A run of MLflow.
 
     The tag ``ebbflow.sequence`` of the run has the number of the last event that is recorded, so
-    that a process that takes the run over goes on behind it.
+    that a process that takes the run over goes on behind it. A point of the metric
+    ``rewind/version`` says that the job went back to that step: points of larger steps with an
+    earlier timestamp are replaced by those with a later one.
 
     Args:
         experiment: Name of the experiment, which is made if it is not there.
@@ -272,6 +327,13 @@ class MLflow(Tracker):
 
     def record(self, event: Event, updates: int, values: dict[str, float]) -> None:
         """Log the metrics of an event, unless another process has."""
+        self._log(event, updates, values)
+
+    def rewind(self, event: Event, version: int) -> None:
+        """Log the rewind. MLflow removes no point of a metric."""
+        self._log(event, version, {_REWIND: float(version)})
+
+    def _log(self, event: Event, updates: int, values: dict[str, float]) -> None:
         if event.sequence <= self._recorded:
             return
         kinds = self._library.entities

@@ -51,6 +51,27 @@ def events() -> list[Event]:
     ]
 
 
+def rewound() -> list[Event]:
+    """Return the events of a job that goes back to version 2, and trains two steps again.
+
+    The evaluation of version 2 is told among the steps behind it.
+    """
+    train = {"samples": 8, "samples_per_second": 9.5, "workers": 2, "learning_rate": 0.1}
+    kinds: list[dict[str, Any]] = [
+        *({"event": "train", "step": step, "epoch": 0, "loss": 0.75} | train for step in range(3)),
+        {"event": "eval", "epoch": 0, "step": 2, "loss": 0.5},
+        {"event": "train", "step": 3, "epoch": 1, "loss": 0.25, **train},
+        {"event": "eval", "epoch": 1, "step": 4, "loss": 0.125},
+        {"event": "rewind", "version": 2, "era": 1},
+        *({"event": "train", "step": step, "epoch": 1, "loss": 0.25} | train for step in (2, 3)),
+        {"event": "eval", "epoch": 1, "step": 4, "loss": 0.125},
+    ]
+    return [
+        Event({**kind, "sequence": at, "unix_ms": 1_700_000_000_000 + at})
+        for at, kind in enumerate(kinds, start=1)
+    ]
+
+
 # The smallest file of PNG: one black pixel.
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNgAAAAAgAB5Sfe/AAAAABJRU5ErkJggg=="
@@ -130,6 +151,23 @@ def test_csv_of_a_process_that_takes_over_is_whole(tmp_path: Path) -> None:
     assert path.read_text() == whole.read_text()
 
 
+def test_csv_has_each_step_once_after_a_rewind(tmp_path: Path) -> None:
+    path, heard = tmp_path / "mine.csv", rewound()
+    before, tracker = trackers.Csv(path), trackers.Csv(path)
+    record(before, heard[:6], status=None)
+    record(tracker, heard)
+    # A process that comes back late does not touch the file of the other one.
+    for event in heard[6:]:
+        before.on_event(event)
+    steps = [(int(row["sequence"]), int(row["step"])) for row in rows(path)]
+    kept = {1: 1, 2: 2, 4: 2, 8: 3, 9: 4, 10: 4}
+    assert dict.fromkeys(steps) == dict.fromkeys(kept.items())
+    # As of a job to which nothing happened.
+    whole = tmp_path / "whole.csv"
+    record(trackers.Csv(whole), [event for event in heard if event.sequence in kept])
+    assert path.read_text() == whole.read_text()
+
+
 @pytest.mark.parametrize(
     ("tracker", "extra"),
     [
@@ -159,6 +197,27 @@ def test_tensorboard_shows_each_number_once(tmp_path: Path) -> None:
     assert losses == [(1, 0.75), (2, 0.5)]
     (accuracy,) = found.Scalars("validation/accuracy")
     assert (accuracy.step, accuracy.value, accuracy.wall_time) == (2, 1.0, 1_700_000_000.004)
+
+
+@pytest.mark.parametrize("library", ["torch", "tensorboardX"])
+def test_tensorboard_hides_the_points_behind_a_rewind(tmp_path: Path, library: str) -> None:
+    reader = needs("tensorboard.backend.event_processing.event_accumulator")
+    pytest.importorskip(library)
+    tracker = trackers.TensorBoard(tmp_path)
+    if library == "tensorboardX":
+        tracker._library = importlib.import_module(library)
+    heard = rewound()
+    record(tracker, heard[:7], status=None)
+    for event in heard[7:]:
+        tracker.on_event(event)
+    tracker.on_end({"status": "succeeded"})
+    found = reader.EventAccumulator(str(tmp_path))
+    found.Reload()
+    points = [(point.step, point.value, point.wall_time) for point in found.Scalars("train/loss")]
+    times = [heard[at].unix_ms / 1e3 for at in (0, 1, 7, 8)]
+    assert points == list(zip([1, 2, 3, 4], [0.75, 0.75, 0.25, 0.25], times, strict=True))
+    evaluations = found.Scalars("validation/loss")
+    assert [(point.step, point.value) for point in evaluations] == [(2, 0.5), (4, 0.125)]
 
 
 class Hears(Callback):
@@ -195,14 +254,25 @@ def test_the_worst_records_of_a_job_are_those_of_its_results(
         assert (own.step, own.tensor_proto) == (other.step, other.tensor_proto)
 
 
+def wandb_lines(folder: Path) -> list[dict[str, Any]]:
+    """Return what the program of W&B reads of the offline run in a folder."""
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [json.loads(line) for line in said.splitlines()]
+
+
+def wandb_rows(folder: Path) -> list[dict[str, Any]]:
+    lines = wandb_lines(folder)
+    return [line["history"]["item"] for line in lines if line["type"] == "history"]
+
+
 def test_wandb_keeps_an_offline_run_that_its_own_program_reads(tmp_path: Path) -> None:
     needs("wandb")
     tracker = trackers.WandB("project", mode="offline", dir=str(tmp_path))
     record(tracker, events())
     (file,) = tmp_path.glob(f"wandb/offline-run-*-{RUN}/*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = [json.loads(line) for line in said.splitlines()]
+    found = wandb_lines(tmp_path)
     (run,) = [line["run"] for line in found if line["type"] == "run"]
     assert (run["project"], run["run_id"], run["display_name"]) == ("project", RUN, RUN)
     # The step of W&B is the number of the event.
@@ -224,6 +294,23 @@ def test_wandb_keeps_an_offline_run_that_its_own_program_reads(tmp_path: Path) -
         ],
     }
     assert [line["exit"]["exit_code"] for line in found if line["type"] == "exit"] == [0]
+
+
+def test_wandb_has_a_row_for_a_rewind(tmp_path: Path) -> None:
+    needs("wandb")
+    record(trackers.WandB("project", mode="offline", dir=str(tmp_path)), rewound())
+    history = [row for row in wandb_rows(tmp_path) if "validation/worst._type" not in row]
+    assert [row["step"] for row in history] == [1, 2, 3, 2, 4, 4, 2, 3, 4, 4]
+    assert [row.get("rewind/version") for row in history] == [*[None] * 6, 2, *[None] * 3]
+    # The rule of the documentation: a row behind the rewind replaces those before it.
+    found: dict[int, dict[str, Any]] = {}
+    for row in history:
+        if "rewind/version" in row:
+            found = {step: was for step, was in found.items() if step <= row["rewind/version"]}
+        else:
+            found[row["step"]] = found.get(row["step"], {}) | row
+    losses = {step: row.get("train/loss") for step, row in found.items()}
+    assert losses == {1: 0.75, 2: 0.75, 3: 0.25, 4: 0.25}
 
 
 def test_wandb_says_that_a_job_failed(tmp_path: Path) -> None:
@@ -262,3 +349,28 @@ def test_mlflow_has_each_number_and_each_table_once(
     record(trackers.MLflow("experiment", uri), events(), status="failed")
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FAILED"
+
+
+def test_mlflow_has_a_point_for_a_rewind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = needs("mlflow", "sqlalchemy", "alembic")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    heard = rewound()
+    # Another process takes the run over behind the rewind.
+    record(trackers.MLflow("experiment", uri), heard[:8], status=None)
+    record(trackers.MLflow("experiment", uri), heard)
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("experiment")
+    (run,) = client.search_runs([experiment.experiment_id])
+    (rewind,) = client.get_metric_history(run.info.run_id, "rewind/version")
+    assert (rewind.value, rewind.step, rewind.timestamp) == (2.0, 2, heard[6].unix_ms)
+    # The rule of the documentation: later points of larger steps replace earlier ones.
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted(point.step for point in history) == [1, 2, 3, 3, 4, 4]
+    valid = [
+        point
+        for point in history
+        if point.step <= rewind.step or point.timestamp > rewind.timestamp
+    ]
+    losses = sorted((point.step, point.value) for point in valid)
+    assert losses == [(1, 0.75), (2, 0.75), (3, 0.25), (4, 0.25)]
