@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import queue
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import ebbflow
 import numpy
 import pytest
-from ebbflow import _native, _vote
+from ebbflow import _native, _vote, trackers
 from ebbflow._vote import Elected
 from ebbflow.callbacks import Callback, Caller, follow
 
@@ -210,7 +211,7 @@ def test_follow_calls_objects_in_a_process_that_does_not_train(client: ebbflow.C
 
 SCRIPT = """
 import json, os, sys, time
-import torch, ebbflow
+import torch, ebbflow, ebbflow.trackers
 from ebbflow.callbacks import Callback
 
 folder, mine = sys.argv[1], sys.argv[2]
@@ -235,8 +236,9 @@ class Note(Callback):
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = [(torch.ones(3), 1)] * 40
+csv = ebbflow.trackers.Csv(f"{folder}/metrics.csv")
 with ebbflow.join(model, optimizer, data, micro=5, epochs=2, name="heard",
-                  callbacks=[Note()]) as job:
+                  callbacks=[csv, Note()]) as job:
     while sys.argv[3] != "0" and not job._caller._vote.is_elected:
         time.sleep(0.01)
     for epoch in job.epochs():
@@ -274,6 +276,36 @@ def test_another_process_is_elected_when_one_dies(
     begin, *numbers, end = notes(tmp_path, "second")
     assert (begin, end) == ("heard", "succeeded")
     assert numbers == [event.sequence for event in place.client.watch("heard")]
+
+
+def rows(folder: Path) -> list[list[str]]:
+    with (folder / "metrics.csv").open(newline="") as file:
+        return list(csv.reader(file))[1:]
+
+
+def test_the_csv_of_the_process_that_is_elected_last_has_all_events(
+    place: Place, script: Path, tmp_path: Path
+) -> None:
+    first = place.script(script, str(tmp_path), "first", "9")
+    # It has recorded events of steps.
+    first.arrive()
+    before = rows(tmp_path)
+    second = place.script(script, str(tmp_path), "second", "0", gate="join")
+    second.arrive()
+    place.wait_for_workers("heard", 2)
+    first.kill()
+    second.go()
+    assert second.end()[0] == 0
+    expected = []
+    for event in place.client.watch("heard"):
+        found = trackers.scalars(event)
+        for name, value in {} if found is None else found[1].items():
+            if name != "train/epoch":
+                place_of = (event.sequence, event.unix_ms, event["epoch"], event["step"] + 1)
+                expected.append([*map(str, place_of), name, repr(value)])
+    assert len(expected) == 16 * 5
+    assert rows(tmp_path) == expected
+    assert before and before == expected[: len(before)]
 
 
 def test_of_several_processes_exactly_one_calls(place: Place, script: Path, tmp_path: Path) -> None:

@@ -374,3 +374,99 @@ def test_mlflow_has_a_point_for_a_rewind(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     losses = sorted((point.step, point.value) for point in valid)
     assert losses == [(1, 0.75), (2, 0.75), (3, 0.25), (4, 0.25)]
+
+
+class Keeps(Callback):
+    """Keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def test_each_tracker_records_the_events_of_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = needs("torch", "wandb", "sqlalchemy", "alembic")
+    reader = needs("tensorboard.backend.event_processing.event_accumulator")
+    mlflow = needs("mlflow")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    heard = Keeps()
+    callbacks = [
+        trackers.WandB("project", mode="offline", dir=str(tmp_path)),
+        trackers.TensorBoard(tmp_path / "board"),
+        trackers.MLflow("experiment", uri),
+        trackers.Csv(tmp_path / "metrics.csv"),
+        heard,
+    ]
+    torch.manual_seed(7)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(3))
+    data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    loss = torch.nn.functional.cross_entropy
+
+    def measure(batch: Any) -> dict[str, Any]:
+        outputs = model(batch.x)
+        right = (outputs.argmax(1) == batch.y).float().mean()
+        return {"loss": loss(outputs, batch.y), "accuracy": right}
+
+    with ebbflow.join(
+        model, optimizer, data, data, micro=5, effective=10, epochs=2, callbacks=callbacks
+    ) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                job.step(loss(model(batch.x), batch.y))
+            job.evaluate(measure)
+
+    expected = [
+        (event, *found) for event in heard.events if (found := trackers.scalars(event)) is not None
+    ]
+    assert [event.kind for event, *_ in expected].count("train") == 8
+    assert [event.kind for event, *_ in expected].count("eval") == 2
+    # Points of each metric: step, value, time.
+    points: dict[str, list[tuple[int, float, int]]] = {}
+    for event, updates, values in expected:
+        for name, value in values.items():
+            points.setdefault(name, []).append((updates, value, event.unix_ms))
+    assert {"train/loss", "train/learning_rate", "validation/loss", "validation/accuracy"} <= set(
+        points
+    )
+
+    found_rows = [
+        (int(row["sequence"]), int(row["step"]), row["metric"], float(row["value"]))
+        for row in rows(tmp_path / "metrics.csv")
+    ]
+    assert found_rows == [
+        (event.sequence, updates, name, value)
+        for event, updates, values in expected
+        for name, value in values.items()
+        if not name.endswith("/epoch")
+    ]
+
+    board = reader.EventAccumulator(str(tmp_path / "board")).Reload()
+    assert set(board.Tags()["scalars"]) == set(points)
+    for name, of_metric in points.items():
+        shown = [(point.step, point.value, point.wall_time) for point in board.Scalars(name)]
+        assert shown == [
+            (step, pytest.approx(value, rel=1e-6), unix_ms / 1e3)
+            for step, value, unix_ms in of_metric
+        ]
+
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name("experiment")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED" and set(run.data.metrics) == set(points)
+    for name, of_metric in points.items():
+        history = client.get_metric_history(run.info.run_id, name)
+        shown = [(point.step, point.value, point.timestamp) for point in history]
+        assert sorted(shown) == sorted(of_metric)
+
+    lines = [line["history"] for line in wandb_lines(tmp_path) if line["type"] == "history"]
+    assert [line["step"]["num"] for line in lines] == [event.sequence for event, *_ in expected]
+    for line, (_, updates, values) in zip(lines, expected, strict=True):
+        item = {name: value for name, value in line["item"].items() if name[0] != "_"}
+        assert item == {**values, "step": updates}
