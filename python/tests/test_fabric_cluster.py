@@ -5,6 +5,7 @@ Ids at tests are those of ``docs/behaviours.md``.
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,59 @@ def test_another_process_is_elected_when_the_driver_dies(
     for part in before:
         assert without_workers(part) == without_workers(driver)[: len(part)]
         assert without_workers(part) in calls
+
+
+#: The same script, whose first process waits with a batch in its hands once it has heard of two.
+HEARS_OF_TWO = SCRIPT.replace(
+    "def accuracy(",
+    """class Waits(nn.CrossEntropyLoss):
+    def forward(self, outputs, labels):
+        global holds
+        if holds and model.training and edt_model.job.workers == 2:
+            holds = 0
+            print("at the gate", flush=True)
+            sys.stdin.readline()
+        return super().forward(outputs, labels)
+
+def accuracy(""",
+).replace("get_dataset, nn.CrossEntropyLoss()", "get_dataset, Waits()")
+
+
+# S0-01, S0-48
+def test_loggers_hear_how_many_processes_train_when_one_joins_and_leaves(
+    shared: Place, tmp_path: Path, alone: tuple[str, list[Any]]
+) -> None:
+    assert HEARS_OF_TWO.count("Waits") == 2
+    script = tmp_path / "script.py"
+    script.write_text(HEARS_OF_TWO)
+    # It has the first batch of the 11th update in its hands.
+    stays = shared.script(script, str(tmp_path), "counts", "1000", gate="40")
+    stays.arrive()
+    told = (event["step"] for event in shared.client.watch("counts") if event.kind == "train")
+    while next(told) != 9:
+        pass
+    leaves = shared.script(script, str(tmp_path), "counts", "0")
+    shared.wait_for_workers("counts", 2)
+    stays.go()
+    # It has heard of an update of both, and has a batch that the other one waits for.
+    stays.arrive()
+    leaves.kill()
+    shared.wait_for_workers("counts", 1)
+    stays.go()
+    sha, driver = alone
+    assert stays.result()["sha"] == sha
+
+    def workers(calls: list[Any]) -> list[int]:
+        found = [call[4] for call in calls if call[0] == "train"]
+        return [number for number, _ in itertools.groupby(found)]
+
+    # The process that stays is elected at the end, and its logger has heard all then.
+    drivers = heard(tmp_path, "counts", "driver")
+    (whole,) = [calls for calls in drivers if calls[-1] == ["end"]]
+    assert without_workers(whole) == without_workers(driver)
+    assert workers(whole) == [1, 2, 1]
+    (worker,) = [calls for calls in heard(tmp_path, "counts", "worker") if calls[-1] == ["end"]]
+    assert workers(worker) == [1, 2, 1]
 
 
 # S0-46
