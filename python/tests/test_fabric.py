@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import inspect
 import logging
 import math
 import os
@@ -112,6 +113,41 @@ def test_two_edits_train_a_model_with_the_defaults(
     assert len(lines) == 5 * (5 + 1)
     assert lines[0].startswith("train epoch=0 iteration=1 workers=1 loss=")
     assert lines[-1].startswith("test epoch=4 loss=")
+
+
+# S0-02, S0-33
+def test_both_calls_have_the_arguments_of_the_product_in_their_order() -> None:
+    def found(function: Any) -> dict[str, Any]:
+        parameters = list(inspect.signature(function).parameters.values())
+        parameters = [one for one in parameters if one.kind is not one.KEYWORD_ONLY]
+        assert {one.kind for one in parameters} == {inspect.Parameter.POSITIONAL_OR_KEYWORD}
+        return {one.name: one.default for one in parameters}
+
+    needed = inspect.Parameter.empty
+    of_model = {
+        "model": needed,
+        "datasets_function": needed,
+        "loss_function": needed,
+        "optimizer": needed,
+        "metrics": None,
+        "worker_logger_callback": None,
+        "driver_logger_callback": None,
+        "save_to_onnx": False,
+        "keras_custom_objects": None,
+        "fn_batch_collate": None,
+    }
+    of_train = {
+        "epoch_number": needed,
+        "batch_size": needed,
+        "engines_number": None,
+        "num_dataloader_threads": 4,
+        "validation_freq": 1,
+        "checkpoint_freq": 1,
+        "effective_batch_size": None,
+    }
+    # Equal dictionaries may have another order.
+    assert list(found(FabricModel).items()) == list(of_model.items())
+    assert list(found(fabric().train).items()) == list(of_train.items())
 
 
 # S0-20, S0-28
