@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from ebbflow.errors import InvalidJobError, JobFailedError, NotFoundError
 
-from .conftest import EBB, Cluster, Place, Process, needs, needs_there
+from .conftest import EBB, Cluster, Place, Process, Script, needs, needs_there
 
 needs_there("torch")
 
@@ -356,3 +357,46 @@ def test_fabric_models_of_both_libraries_are_submitted_in_one_way(
     assert submitted.returncode == 0, errors
     assert json.loads(said)["model_sha256"] == alone
     assert sorted(path.name for path in data.glob("train-*")) == [f"train-1-{i}" for i in range(3)]
+
+
+# S0-07, S0-09, S0-10
+def test_variables_of_the_product_reach_a_submitted_job(place: Place, tmp_path: Path) -> None:
+    text = FABRIC.replace("< 3", "< 1").replace("else 3", "else 1")
+    # A process of an agent waits with a record in its hands.
+    hold = """    def __getitem__(self, record):
+        while "EBBFLOW_WORKER" in os.environ and (place / "hold").exists():
+            time.sleep(0.02)
+"""
+    text = text.replace("    def __getitem__(self, record):\n", hold)
+    script, data = code(tmp_path, text), tmp_path / "records"
+    data.mkdir()
+    (data / "hold").touch()
+    random = np.random.default_rng(3)
+    for name in ("train.npy", "test.npy"):
+        np.save(data / name, random.normal(size=(20, 6)).astype(np.float32))
+    given = {"DATA_DIR": str(data), "EDT_PULL_WEIGHT_TIME_OUT": "60"}
+    agent(place.cluster, 0, 1)
+
+    def submitted(limit: str) -> subprocess.Popen[str]:
+        pairs = given | {"EDT_PULL_FAILED_LIMITS": limit}
+        variables = [word for pair in pairs.items() for word in ("--env", "=".join(pair))]
+        return submit(place.cluster.url, script, *variables, "--workers", "1", "--", "torch")
+
+    wrong = submitted("many")
+    said, errors = wrong.communicate()
+    assert wrong.returncode == 1, errors
+    reason = json.loads(said)["reason"]
+    assert "ValueError: EDT_PULL_FAILED_LIMITS = 'many': expected a number from 1 to" in reason
+
+    good = submitted("7")
+    place.wait_for_workers("train", 1)
+    # A process of the script without these variables has other limits. It is told those of the job.
+    number = place.client.status("train").job.rpartition("-")[2]
+    keys = {"DATA_DIR": str(data), "EBBFLOW_SCRIPT": number}
+    code_of_other, told = Script(place.cluster.url, script, "torch", keys=keys).end()
+    assert code_of_other == 1 and "describes another job" in told, told
+    (data / "hold").unlink()
+    said, errors = good.communicate()
+    assert good.returncode == 0, errors
+    assert "limits.pull_attempts_max: 7, not 5" in told, told
+    assert re.search(r'limits\.pull_timeout: "(60s|1m)", not "30s"', told), told
