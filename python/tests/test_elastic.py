@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -224,6 +225,28 @@ def test_without_another_number_a_function_runs_again_five_times() -> None:
     with pytest.raises(errors.AttemptsError, match="never failed at attempt 6 of 6"):
         backward_outside(never)
     assert len(calls) == 6
+
+
+# S3-16
+@pytest.mark.parametrize(
+    ("options", "waits"),
+    [({}, [1.0] * 5), ({"retries": 2}, [1.0] * 2), ({"wait_secs": 0.25}, [0.25] * 5)],
+)
+def test_a_function_that_fails_waits_before_it_runs_again(
+    options: dict[str, Any], waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = types.SimpleNamespace(sleep=slept.append)
+    monkeypatch.setattr("ebbflow.elastic.merge.time", clock)
+
+    @elastic_allreduce(**options)
+    def never(optimizer: Any) -> None:
+        optimizer.step()
+        raise ConnectionError("reset")
+
+    with pytest.raises(errors.AttemptsError):
+        backward_outside(never)
+    assert slept == waits
 
 
 # S3-13
