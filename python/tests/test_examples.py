@@ -127,8 +127,13 @@ def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbo
 
 # S0-14
 def test_a_script_of_fabric_models_has_one_line_changed_and_trains() -> None:
-    lines = [line for line in FABRIC.read_text().splitlines() if "ebbflow" in line]
-    assert len(lines) == 1 and lines[0].endswith("# was: from fabric_model import FabricModel")
+    plain, lines = (
+        (FABRIC.parent / name).read_text().splitlines() for name in ("plain.py", FABRIC.name)
+    )
+    changed = [pair for pair in zip(plain, lines, strict=True) if len(set(pair)) > 1]
+    assert changed == [
+        ("from fabric_model import FabricModel", "from ebbflow.fabric import FabricModel")
+    ]
     # `test_fabric_cluster.py` has several processes.
     assert Script(None, FABRIC).result()["metrics"]["accuracy"] > 0.9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ebbflow.fabric import FabricModel, LoggerCallback  # was: from fabric_model import FabricModel
+from ebbflow.fabric import FabricModel
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -33,8 +33,17 @@ class Net(nn.Module):
         return self.fc2(functional.relu(self.fc1(torch.flatten(x, 1))))
 
 
-class Logger(LoggerCallback):
+class Logger:
     """Prints a line for each test."""
+
+    def on_train_begin(self):
+        pass
+
+    def on_train_end(self):
+        pass
+
+    def log_train_metrics(self, metrics, iteration, epoch, workers):
+        pass
 
     def log_test_metrics(self, metrics, iteration, epoch):
         print(f"epoch {epoch}: loss {metrics['loss']:.4f}, accuracy {metrics['accuracy']:.4f}")
