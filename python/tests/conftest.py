@@ -68,16 +68,16 @@ def needs(*modules: str) -> Any:
     return first
 
 
-def needs_there(*modules: str, required: bool = False) -> None:
+def needs_there(*modules: str) -> None:
     """Skip without these modules, and import none: processes of the tests import them.
 
     The process of the tests would spend seconds on each. With ``EBB_REQUIRE_ALL=1`` a missing one
-    fails the test if it is ``required``.
+    fails the test.
     """
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         said = f"no {', '.join(missing)}"
-        assert not required or os.environ.get("EBB_REQUIRE_ALL") != "1", said
+        assert os.environ.get("EBB_REQUIRE_ALL") != "1", said
         pytest.skip(said, allow_module_level=True)
 
 

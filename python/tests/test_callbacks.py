@@ -16,7 +16,7 @@ from ebbflow import _native, _vote, trackers
 from ebbflow._vote import Elected
 from ebbflow.callbacks import Callback, Caller, follow
 
-from .conftest import DIGITS, Place
+from .conftest import DIGITS, Place, needs
 
 
 class Heard(Callback):
@@ -174,7 +174,7 @@ def test_a_job_that_elects_and_cannot_be_cancelled_is_named(
 
 
 def train(*callbacks: Callback) -> ebbflow.Session:
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = [(torch.ones(3), 1)] * 20
@@ -254,7 +254,7 @@ def notes(folder: Path, name: str) -> list[Any]:
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """Give the script's file."""
-    pytest.importorskip("torch")
+    needs("torch")
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
     return path

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from .conftest import Place
+from .conftest import Place, needs
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow.tensors import Tensors  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import LIMIT, Cluster, Process
+from .conftest import LIMIT, Cluster, Process, needs, needs_there
 
 HERE = Path(__file__).parent
 
@@ -100,6 +100,26 @@ def test_a_cluster_that_does_not_get_whole_leaves_no_process(
     with pytest.raises(TimeoutError, match="it says no URL"):
         Cluster(tmp_path, workers=0)
     assert [process.child.returncode for process in asked] == [-signal.SIGKILL] * 3
+
+
+def test_a_missing_module_skips_a_test_and_fails_it_where_all_are_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for find in (needs, needs_there):
+        find("json", "pytest")
+        monkeypatch.delenv("EBB_REQUIRE_ALL", raising=False)
+        with pytest.raises(pytest.skip.Exception):
+            find("json", "not_installed_here")
+        monkeypatch.setenv("EBB_REQUIRE_ALL", "1")
+        with pytest.raises((AssertionError, ModuleNotFoundError), match="not_installed_here"):
+            find("json", "not_installed_here")
+
+
+def test_no_file_skips_a_module_in_another_way() -> None:
+    # `tomllib` comes with Python 3.11, and the wheel is for 3.10 too.
+    others = {"test_conftest.py", "test_job.py"}
+    files = [file for file in HERE.glob("test_*.py") if file.name not in others]
+    assert [file.name for file in files if "importorskip" in file.read_text()] == []
 
 
 def changes(file: Path) -> Iterator[str]:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from .conftest import EBB, Place, Script, needs, needs_there
+
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 import numpy as np  # noqa: E402
@@ -22,8 +24,6 @@ from torch.utils.data import (  # noqa: E402
     Subset,
     TensorDataset,
 )
-
-from .conftest import EBB, Place, Script, needs_there  # noqa: E402
 
 LOSS = nn.CrossEntropyLoss()
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import keras_on
+from .conftest import keras_on, needs
 
 # `test_keras.py` runs this file in a process with that backend.
 keras_on("tensorflow")
 
-pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
+needs("tensorflow")
+keras = needs("keras")
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import elastic, errors  # noqa: E402

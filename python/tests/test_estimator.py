@@ -24,6 +24,8 @@ from ebbflow.estimator.refusals import check_versions
 from ebbflow.estimator.stores import download, local_path, upload
 from ebbflow.estimator.variables import Description, Host, arguments, gpus_of
 
+from .conftest import needs
+
 ENTRY = Path(sys.modules[PyTorch.__module__].__file__ or "").with_name("_entry.py")
 
 
@@ -377,7 +379,7 @@ def test_S2_05_an_input_that_is_not_kept_is_refused_by_name(
 
 
 def test_S2_06_files_are_uploaded_to_and_copied_from_a_store(tmp_path: Path) -> None:
-    fsspec = pytest.importorskip("fsspec")
+    fsspec = needs("fsspec")
     source = tmp_path / "source"
     (source / "below").mkdir(parents=True)
     (source / "a").write_text("1")

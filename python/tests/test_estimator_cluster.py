@@ -17,7 +17,7 @@ import pytest
 from ebbflow import errors
 from ebbflow.estimator import PyTorch, TrainingInput
 
-from .conftest import needs_there
+from .conftest import needs, needs_there
 from .test_launcher import WAITS
 
 needs_there("torch")
@@ -277,7 +277,7 @@ def test_S2_09_a_script_that_saves_nothing_leaves_the_model_of_its_job(tmp_path:
 def test_S2_01_S2_06_data_and_output_may_be_remote(
     tmp_path: Path, temporary: Path, source: Path, data: Path
 ) -> None:
-    fsspec = pytest.importorskip("fsspec")
+    fsspec = needs("fsspec")
     store = fsspec.filesystem("memory")
     place = f"/bucket-{tmp_path.name}"
     store.put_file(str(data / "train.npz"), f"{place}/data/train.npz")

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from .conftest import needs
+
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow import errors, export, initial  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import TensorDataset  # noqa: E402
-
-from .conftest import needs  # noqa: E402
 
 LOSS = nn.CrossEntropyLoss()
 

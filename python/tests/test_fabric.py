@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from .conftest import needs
+
+torch = needs("torch")
 
 from ebbflow import errors  # noqa: E402
 from ebbflow._fabric import batches, fleet_of, limits, measured, shown  # noqa: E402
@@ -24,8 +26,6 @@ from ebbflow.fabric import FabricModel, LoggerCallback, _Driver, _Told  # noqa: 
 from ebbflow.status import Event  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
-
-from .conftest import needs  # noqa: E402
 
 RECORDS, TESTED = 100, 30
 

@@ -12,8 +12,8 @@ from .conftest import keras_on, needs
 
 BACKEND = keras_on("torch", "tensorflow")
 
-pytest.importorskip(BACKEND)
-keras = pytest.importorskip("keras")
+needs(BACKEND)
+keras = needs("keras")
 
 from ebbflow import errors  # noqa: E402
 from ebbflow.fabric import FabricModel, LoggerCallback  # noqa: E402

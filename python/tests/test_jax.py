@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-jax = pytest.importorskip("jax")
-optax = pytest.importorskip("optax")
+from .conftest import needs
+
+jax = needs("jax")
+optax = needs("optax")
 
 import ebbflow.jax  # noqa: E402
 from ebbflow import errors  # noqa: E402

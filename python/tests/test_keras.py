@@ -19,8 +19,8 @@ from .conftest import keras_on, needs, needs_there
 
 BACKEND = keras_on("torch", "tensorflow")
 
-pytest.importorskip(BACKEND)
-keras = pytest.importorskip("keras")
+needs(BACKEND)
+keras = needs("keras")
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import _weights, errors  # noqa: E402

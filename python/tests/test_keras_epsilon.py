@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import keras_on
+from .conftest import keras_on, needs
 
 BACKEND = keras_on("torch", "tensorflow")
 
-pytest.importorskip(BACKEND)
-keras = pytest.importorskip("keras")
+needs(BACKEND)
+keras = needs("keras")
 
 import ebbflow.keras  # noqa: E402
 

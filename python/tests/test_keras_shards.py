@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import keras_on
+from .conftest import keras_on, needs
 
 BACKEND = keras_on("torch", "tensorflow")
 
-pytest.importorskip(BACKEND)
-keras = pytest.importorskip("keras")
-tf = pytest.importorskip("tensorflow")
+needs(BACKEND)
+keras = needs("keras")
+tf = needs("tensorflow")
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import errors  # noqa: E402

@@ -70,7 +70,7 @@ class Node:
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     """Give a Ray cluster whose first node has three places, and whose second one has one."""
-    needs_there("ray", required=True)
+    needs_there("ray")
     folder = tmp_path_factory.mktemp("ray")
     # Names of sockets have a limit.
     temporary = Path("/tmp") / f"ray-{os.getpid()}"
@@ -129,7 +129,7 @@ def test_processes_end_with_their_launch(tmp_path: Path, nodes: list[Node], forc
 def test_a_cluster_that_is_not_there_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needs_there("ray", required=True)
+    needs_there("ray")
     script = tmp_path / "train.py"
     script.write_text(WAITS)
     monkeypatch.setenv("RAY_ADDRESS", "nonsense")

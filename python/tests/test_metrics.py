@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Place, Script, needs
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow._measured import Function, Keras, metrics_of  # noqa: E402

@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from .conftest import needs
 
-pytest.importorskip("torch")
+needs("torch")
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/python/notebook/mnist.ipynb"
 

@@ -13,6 +13,8 @@ from ebbflow.errors import Error, OutputError
 from ebbflow.result import Metrics, Result
 from ebbflow.status import Status
 
+from .conftest import needs
+
 ROWS: list[dict[str, Any]] = [
     {"event": "state", "state": "running"},
     {"event": "train", "step": 0, "loss": 1.5, "workers": 1},
@@ -78,7 +80,7 @@ def test_every_type_is_read_and_bf16_becomes_f32_exactly() -> None:
 
 
 def test_torch_gets_tensors_of_the_types_in_the_file() -> None:
-    torch = pytest.importorskip("torch")
+    torch = needs("torch")
     tensors = {"a": ("BF16", [1, 1], struct.pack("<H", 0x3FC0)), "e": ("F32", [0, 3], b"")}
     read = result(safetensors(tensors)).state_dict("torch")
     assert read["a"].dtype == torch.bfloat16
@@ -117,7 +119,7 @@ def test_a_folder_without_a_result_is_named(tmp_path: Path) -> None:
 
 
 def test_a_plot_has_the_losses_and_the_other_metrics() -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib = needs("matplotlib")
     matplotlib.use("agg")
     losses, others = result(None).plot().axes
     assert [each.get_label() for each in losses.lines] == ["training", "validation"]

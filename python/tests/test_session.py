@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+from .conftest import needs
+
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow import errors  # noqa: E402

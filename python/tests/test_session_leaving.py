@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Place, Script
+from .conftest import Place, Script, needs
 from .test_session_cluster import SCRIPT
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import ebbflow
 import pytest
 
-from .conftest import EBB, Cluster, Script, variables
+from .conftest import EBB, Cluster, Script, needs, variables
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 SCRIPT = """
 import sys

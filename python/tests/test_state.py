@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import Place, Script
+from .conftest import Place, Script, needs
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow import _weights, errors  # noqa: E402

@@ -26,7 +26,7 @@ def worker(cluster: Cluster, name: str, masters: str) -> Process:
 
 
 def test_workers_train_the_bits_of_run_after_one_of_them_was_killed(tmp_path: Path) -> None:
-    needs_there("torch", required=True)
+    needs_there("torch")
     here, there = tmp_path / "here", tmp_path / "there"
     changes = [part for key, value in LONG.items() for part in ("--set", f"{key}={value}")]
     command = [str(EBB), "run", str(STEPS), *changes, "--out", str(here)]
