@@ -214,11 +214,40 @@ def test_statistics_of_a_normalisation_are_state_and_frozen_tensors_stay() -> No
     bias = model[0].bias.clone()
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     job, _ = train(model, torch.optim.SGD(trained, lr=0.1, weight_decay=0.1), eval_data=data(20))
+    assert job.metrics["accuracy"] > 0.3
     state = model.state_dict()
     assert torch.equal(state["0.bias"], bias) and state["mask"].tolist() == [True, False]
     assert int(state["2.num_batches_tracked"]) == 18
-    assert float(state["2.running_mean"].abs().max()) > 1e-3
-    assert job.metrics["accuracy"] > 0.3
+
+
+def test_running_statistics_are_the_mean_of_what_the_batches_of_a_step_make_of_them() -> None:
+    model, other = (network(more=[nn.BatchNorm1d(16)]) for _ in range(2))
+    # The last batch of an epoch has 4 records, and counts as much as that of 8 beside it.
+    source, options = data(92), {"lr": 0.05, "momentum": 0.9}
+    job, seen = train(model, torch.optim.SGD(model.parameters(), **options), train_data=source)
+    assert job.summary is not None and job.summary["steps"] == 18
+    optimizer, normal = torch.optim.SGD(other.parameters(), **options), other[2]
+    for step in range(18):
+        first = {name: value.clone() for name, value in normal.named_buffers()}
+        made: list[dict[str, Any]] = []
+        batches = [batch for batch in seen if batch[1] == step]
+        optimizer.zero_grad()
+        for _, _, records in batches:
+            normal.load_state_dict(first, strict=False)
+            x, y = source[records]
+            total = sum(len(records) for _, _, records in batches)
+            (LOSS(other(x), y) * (len(records) / total)).backward()
+            made.append({name: value.clone() for name, value in normal.named_buffers()})
+        optimizer.step()
+        for name in ("running_mean", "running_var"):
+            getattr(normal, name).copy_(torch.stack([values[name] for values in made]).mean(0))
+        # Each batch has counted itself from what the step began with.
+        assert int(normal.num_batches_tracked) == step + 1
+    assert int(model[2].num_batches_tracked) == 18
+    assert difference(model, other) < 1e-5
+    # They are no longer what a normalisation begins with.
+    assert float(normal.running_mean.abs().max()) > 1e-2
+    assert float((normal.running_var - 1).abs().max()) > 0.1
 
 
 def test_an_evaluation_is_over_all_records_at_the_end_of_each_epoch() -> None:
