@@ -3,8 +3,10 @@
 import hashlib
 import math
 import multiprocessing
+import runpy
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,6 +192,67 @@ def test_a_plain_loop_draws_the_masks_of_a_job() -> None:
                 optimizer.step()
     assert difference(model, seeded) < 1e-5
     assert difference(model, unseeded) > 1e-3
+
+
+#: The script of PyTorch's MNIST example without a job: convolutions, pooling and dropout.
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/python/mnist/plain.py"))
+
+RULES: list[tuple[Callable[[Any], Any], float]] = [
+    (lambda weights: torch.optim.SGD(weights, lr=0.05, momentum=0.9), 1e-5),
+    # That of the example.
+    (lambda weights: torch.optim.Adadelta(weights, lr=1.0), 1e-3),
+]
+
+
+@pytest.mark.parametrize(("rule", "most"), RULES, ids=["sgd", "adadelta"])
+def test_the_network_of_the_example_gives_the_weights_of_its_plain_loop(
+    rule: Callable[[Any], Any], most: float
+) -> None:
+    def network() -> tuple[Any, Any, Any]:
+        torch.manual_seed(1)
+        model = EXAMPLE["Net"]()
+        optimizer = rule(model.parameters())
+        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+
+    source = torch.utils.data.Subset(EXAMPLE["digits"](EXAMPLE["DIGITS"])[0], range(156))
+    x, y = source[list(range(156))]
+    model, optimizer, scheduler = network()
+    steps: dict[int, list[tuple[int, list[int]]]] = {}
+    with ebbflow.join(
+        model, optimizer, source, micro=8, effective=16, epochs=10, seed=5, scheduler=scheduler
+    ) as job:
+        for epoch in job.epochs():
+            for batch in epoch:
+                steps.setdefault(batch.step, []).append((batch.microbatch, batch.records))
+                job.step(nn.functional.nll_loss(model(batch.x), batch.y))
+    assert job.summary is not None and job.summary["steps"] == len(steps) == 100
+
+    def plain(seeds: bool) -> Any:
+        model, optimizer, scheduler = network()
+        for step, batches in sorted(steps.items()):
+            optimizer.zero_grad()
+            total = sum(len(records) for _, records in batches)
+            for number, records in sorted(batches):
+                if seeds:
+                    ebbflow.seed_microbatch(5, number)
+                loss = nn.functional.nll_loss(model(x[records]), y[records])
+                (loss * (len(records) / total)).backward()
+            optimizer.step()
+            if step % 10 == 9:
+                scheduler.step()
+        return model
+
+    def loss_of(model: Any) -> float:
+        model.eval()
+        with torch.no_grad():
+            return float(nn.functional.nll_loss(model(x), y))
+
+    seeded, unseeded = plain(seeds=True), plain(seeds=False)
+    assert difference(model, seeded) < most
+    assert abs(loss_of(model) / loss_of(seeded) - 1) < 1e-4
+    # Other masks of dropout would be seen.
+    assert difference(model, unseeded) > 1e-2
+    assert abs(loss_of(model) / loss_of(unseeded) - 1) > 1e-2
 
 
 def test_a_batch_has_the_number_by_which_it_is_seeded() -> None:
