@@ -124,7 +124,10 @@ def pair(datasets: Any) -> tuple[Any, Any]:
                 "no __getitem__; return map-style data sets"
             )
         if len(data) == 0:
-            raise ValueError(f"datasets_function: the {what} data set has no records")
+            raise ValueError(
+                f"datasets_function: the {what} data set has no records, and a job needs at least "
+                "one; check its path and its filters"
+            )
     return datasets[0], datasets[1]
 
 

@@ -74,7 +74,10 @@ class Arrays:
                 "a dictionary of arrays, or a map-style data set"
             )
         if self._length == 0:
-            raise ValueError(f"{what}: the data set has no records")
+            raise ValueError(
+                f"{what}: the data set has no records, and a job needs at least one; check its "
+                "path and its filters"
+            )
 
     def __len__(self) -> int:
         return self._length

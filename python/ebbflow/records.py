@@ -205,7 +205,10 @@ class Records:
                 "map-style data set, or a DataLoader of one"
             )
         if len(dataset) == 0:
-            raise ValueError(f"{what}: the data set has no records")
+            raise ValueError(
+                f"{what}: the data set has no records, and a job needs at least one; check its "
+                "path and its filters"
+            )
         if loader is not None:
             _check(loader, what)
         self._what = what

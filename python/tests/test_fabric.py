@@ -176,7 +176,7 @@ def test_data_sets_are_a_pair_of_map_style_ones() -> None:
         ((good, good, good), TypeError, "expected a pair"),
         ((good, iter([1])), TypeError, "the test data set, list_iterator, has no __len__"),
         ((Stream(), good), TypeError, "the training data set, Stream, has no __len__"),
-        (([], good), ValueError, "the training data set has no records"),
+        (([], good), ValueError, "the training data set has no records, and .*; check its path"),
     ]:
         with pytest.raises(error, match=expected):
             trained(1, 4, datasets_function=lambda wrong=wrong: wrong)

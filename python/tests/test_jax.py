@@ -179,7 +179,7 @@ def test_data_that_cannot_be_trained_are_refused() -> None:
     sgd = functools.partial(optax.sgd, 0.1)
     cases: list[tuple[Any, type[Exception], str]] = [
         ((x, y[:5]), ValueError, r"arrays of equal length are expected, found {0: 96, 1: 5}"),
-        ((x[:0], y[:0]), ValueError, "no records"),
+        ((x[:0], y[:0]), ValueError, "no records, and a job needs at least one; check its path"),
         (iter([1]), TypeError, "no __len__"),
         (Broken(), errors.RecordError, r"record \d+ of train_data: KeyError"),
     ]

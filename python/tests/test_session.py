@@ -741,7 +741,7 @@ def test_data_without_numbers_is_refused_by_name() -> None:
         (Stream(), TypeError, "Stream is an IterableDataset"),
         (DataLoader(Stream()), TypeError, "Stream is an IterableDataset"),
         (iter([1]), TypeError, "no __len__"),
-        ([], ValueError, "no records"),
+        ([], ValueError, "train_data: the data set has no records, and .*; check its path"),
         (DataLoader(data(), batch_size=None), ValueError, "batch_size=None"),
         (DataLoader(data(), batch_size=4, drop_last=True), ValueError, "drop_last=True"),
     ]:
