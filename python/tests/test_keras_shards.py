@@ -20,6 +20,7 @@ tf = needs("tensorflow")
 
 import ebbflow.keras  # noqa: E402
 from ebbflow import errors  # noqa: E402
+from ebbflow.keras import shards as shards_module  # noqa: E402
 from ebbflow.keras.shards import Reader  # noqa: E402
 
 RECORDS = [50, 10, 40, 30]
@@ -100,10 +101,67 @@ def unsteady() -> Callable[[int], Any]:
     return lambda shard: make(shard).map(lambda x, y: (x + next(made), y))
 
 
+def changed_later(record: int) -> Callable[[int], Any]:
+    """Return a function whose shards have another value in a record from the second time on."""
+    made: Counter[int] = Counter()
+
+    def make_changed(shard: int) -> Any:
+        made[shard] += 1
+        other = number_of(shard) + record if made[shard] > 1 else -1
+
+        def with_words(x: Any, y: Any) -> Any:
+            number = x[0]
+            words = tf.stack([tf.strings.as_string(number), "of", "the", "same"])
+            return {"x": x, "words": words, "y": tf.where(number == other, y + 1, y)}
+
+        return make(shard).map(with_words)
+
+    return make_changed
+
+
+def test_a_record_that_is_another_one_when_it_is_read_again_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def reader() -> Reader:
+        shards = ebbflow.keras.Shards(changed_later(37), RECORDS, window=2, lanes=1)
+        return Reader(shards, "train_data")
+
+    def read(reader: Reader, records: int) -> None:
+        """Read so many records of the shard 2, one after the other."""
+        for record in range(records):
+            words = reader.load(0, [60 + record])["words"]
+            assert words.tolist() == [[str(60 + record).encode(), b"of", b"the", b"same"]]
+
+    whole = reader()
+    read(whole, 40)
+    read(whole, 37)
+    for record in (37, 38):
+        with pytest.raises(
+            errors.RecordError,
+            match=r"train_data: record 37 of shard 2 is another one than before; make\(shard\)",
+        ):
+            whole.load(0, [60 + record])
+    # What was not read before is not compared with anything.
+    part = reader()
+    read(part, 37)
+    read(part, 40)
+    # The memory is bounded: 130 records have at most 20 checksums, of each seventh record.
+    monkeypatch.setattr(shards_module, "_CHECKSUMS_MAX", 20)
+    sparse = reader()
+    read(sparse, 40)
+    assert len(sparse._checksums[2]) == 6
+    read(sparse, 40)
+
+
 def test_data_sets_that_do_not_repeat_are_refused() -> None:
     cases: list[tuple[Any, list[int], type[Exception], str]] = [
-        (make, [60, *RECORDS[1:]], errors.RecordError, "shard 0 ended after 50 records, expected"),
-        (lambda shard: make(shard).take(0), RECORDS, errors.RecordError, "has no records"),
+        (
+            make,
+            [60, *RECORDS[1:]],
+            errors.RecordError,
+            "shard 0 ended after 50 records, expected 60; give Shards the number",
+        ),
+        (lambda shard: make(shard).take(0), RECORDS, errors.RecordError, "ended after 0 records"),
         (lambda shard: [1, 2], RECORDS, TypeError, "makes a tf.data.Dataset, found list"),
     ]
     for function, records, error, expected in cases:
@@ -112,7 +170,7 @@ def test_data_sets_that_do_not_repeat_are_refused() -> None:
             reader.load(0, list(range(records[0])))
     reader = Reader(ebbflow.keras.Shards(unsteady(), RECORDS, window=2, lanes=1), "train_data")
     reader.load(0, list(range(20)))
-    with pytest.raises(errors.RecordError, match="shard 0 has another first record than before"):
+    with pytest.raises(errors.RecordError, match="record 0 of shard 0 is another one than before"):
         reader.load(0, [0])
     with pytest.raises(TypeError, match=r"give ebbflow.keras.Shards with a function that makes it"):
         trained(make(0))
