@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from .conftest import EBB, Cluster, needs_there, variables
 from .test_scripts import agent, code, trained_alone
@@ -40,21 +43,16 @@ with ebbflow.join(
 print("trained", job.model_sha256, flush=True)
 """
 
-# Each line says what came of an attempt.
-ATTEMPTS = """
-import os, socket, ssl, subprocess, sys
-import ebbflow
+# Opens a connection as a process of the cluster does, with a certificate or without one.
+DIAL = """
+import socket, ssl
 
-def attempt(name, action):
-    try:
-        print(name, "SUCCEEDED", repr(action()), flush=True)
-    except (ebbflow.Error, OSError) as error:
-        print(name, "failed:", type(error).__name__, str(error).replace("\\n", " "), flush=True)
-
-def dial(url):
+def dial(url, *certificate):
     host, port = url.removeprefix("https://").rsplit(":", 1)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if certificate:
+        context.load_cert_chain(*certificate)
     with socket.create_connection((host, int(port))) as plain:
         with context.wrap_socket(plain) as secure:
             settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -63,6 +61,18 @@ def dial(url):
             if not answer:
                 raise OSError("closed")
             return answer
+"""
+
+# Each line says what came of an attempt.
+ATTEMPTS = """
+import os, subprocess, sys
+import ebbflow
+
+def attempt(name, action):
+    try:
+        print(name, "SUCCEEDED", repr(action()), flush=True)
+    except (ebbflow.Error, OSError) as error:
+        print(name, "failed:", type(error).__name__, str(error).replace("\\n", " "), flush=True)
 
 master, number = os.environ["EBBFLOW_MASTER"], int(os.environ["EBBFLOW_AGENT"])
 print("keys", sorted(name for name in os.environ if name.startswith("EBB_")), flush=True)
@@ -81,6 +91,14 @@ said = subprocess.run([sys.executable, "-c", child], capture_output=True, text=T
 print("child", said.returncode, said.stderr.strip().splitlines()[-1], flush=True)
 sys.exit(3)
 """
+
+
+def dial(url: str, *certificate: str) -> bytes:
+    """Dial as the script does."""
+    names: dict[str, Any] = {}
+    exec(DIAL, names)
+    answer: bytes = names["dial"](url, *certificate)
+    return answer
 
 
 def secured(folder: Path) -> Cluster:
@@ -133,9 +151,16 @@ def test_a_script_without_keys_trains_through_its_agents(tmp_path: Path) -> None
 def test_a_script_reaches_nothing_but_its_jobs_and_another_user_not_its_logs(
     tmp_path: Path,
 ) -> None:
-    script = code(tmp_path, ATTEMPTS)
+    script = code(tmp_path, DIAL + ATTEMPTS)
     cluster = secured(tmp_path)
     try:
+        # What refuses the dials of the script is that it has no certificate.
+        keys = variables(tmp_path / "certs", "worker")
+        certificate = (keys["EBB_TLS_CERT"], keys["EBB_TLS_KEY"])
+        for url in (cluster.url, *cluster.ps_urls):
+            assert dial(url, *certificate)
+            with pytest.raises(OSError):
+                dial(url)
         agent(cluster, 0, 1)
         returned, said, errors = submit(cluster, "anna", script, "--", *cluster.ps_urls)
         assert returned == 1, said + errors
