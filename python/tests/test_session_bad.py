@@ -32,7 +32,9 @@ class Records(Dataset):
 torch.manual_seed(7)
 model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.2), nn.Linear(16, 2))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-loader = DataLoader(Records(), batch_size=8, num_workers=int(sys.argv[1]))
+# Newer versions of Python begin processes in another way, unless a loader says which.
+forks = {"multiprocessing_context": "fork"} if int(sys.argv[1]) else {}
+loader = DataLoader(Records(), batch_size=8, num_workers=int(sys.argv[1]), **forks)
 with ebbflow.join(
     model, optimizer, loader, effective=16, epochs=2, seed=5, name=sys.argv[2]
 ) as job:
