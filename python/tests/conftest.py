@@ -258,11 +258,16 @@ class Script:
         return self.child.returncode, said
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end, which must be a good one. Returns what ``gated.py`` prints last."""
+        """Wait for the end, which must be a good one: the process holds the final weights.
+
+        Returns:
+            What ``gated.py`` prints last.
+        """
         with self._waiting():
             out, said = self.child.communicate()
         assert self.child.returncode == 0, said
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
+        assert found["held"] == found["sha"], f"the model is not the job's: {found}"
         return found
 
     @contextlib.contextmanager

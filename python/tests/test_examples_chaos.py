@@ -50,19 +50,21 @@ AGENTS = 3
 
 JOB = "mnist"
 
-# Runs the example beside it, unchanged. It tells `joined-WORKER` when it has joined, and `held`
-# when it waits with a batch for the number in `allowed` to grow.
+# Runs the example beside it, unchanged. It tells `joined-WORKER` when it has joined, `held` when it
+# waits with a batch for the number in `allowed` to grow, and `final-WORKER` which model it has in
+# the end.
 GATED = """
 import os, runpy, sys, time
 from pathlib import Path
 import ebbflow
+from gated import held as hash_of
 
 folder, *arguments = sys.argv[1:]
 join, batches = ebbflow.join, ebbflow.Epoch.__iter__
 
-def tell(name, *numbers):
+def tell(name, *facts):
     new = Path(folder, f".{name}.{os.getpid()}")
-    new.write_text(" ".join(map(str, numbers)))
+    new.write_text(" ".join(map(str, facts)))
     new.rename(Path(folder, name))
 
 def agent():
@@ -73,7 +75,9 @@ def is_allowed(batch):
     return batch.step < int(Path(folder, "allowed").read_text())
 
 def joined(*values, **options):
+    global final
     job = join(*values, **options)
+    final = lambda: hash_of(values[0], job)
     tell("joined-" + os.environ["EBBFLOW_WORKER"], os.getpid(), agent())
     return job
 
@@ -88,6 +92,7 @@ def held(epoch):
 ebbflow.join, ebbflow.Epoch.__iter__ = joined, held
 sys.argv[1:] = arguments
 runpy.run_path(str(Path(__file__).with_name("train.py")), run_name="__main__")
+tell("final-" + os.environ["EBBFLOW_WORKER"], final())
 """
 
 
@@ -138,6 +143,7 @@ def gated(folder: Path) -> tuple[Path, Path]:
     code.mkdir()
     told.mkdir()
     shutil.copy(TRAIN, code)
+    shutil.copy(Path(__file__).with_name("gated.py"), code)
     script = code / f"{JOB}.py"
     script.write_text(GATED)
     allow(told, 0)
@@ -164,6 +170,11 @@ def check(summary: dict[str, Any], alone: dict[str, Any]) -> None:
     assert summary["model_sha256"] == alone["sha"], summary
     assert summary["samples_applied"] == RECORDS, summary
     assert summary["steps"] == summary["microbatches_applied"] == STEPS, summary
+
+
+def finals(folder: Path) -> list[str]:
+    """Return the hashes of the models that processes have at the end of the script."""
+    return [path.read_text() for path in folder.glob("final-*")]
 
 
 class Chaos:
@@ -320,6 +331,7 @@ def test_four_processes_of_one_host_find_the_bits_of_one_alone(
     assert run.returncode == 0, errors
     check(json.loads(said), alone)
     check(json.loads((out / "summary.json").read_text()), alone)
+    assert finals(folder) == [alone["sha"]] * PROCESSES
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -331,7 +343,8 @@ def test_agents_and_processes_that_are_killed_stopped_and_added_change_no_bit(
     arguments = ["--name", JOB, "--workers", str(PROCESSES), "--", str(folder), *ARGUMENTS]
     submitted = submit(place.cluster.url, script, *arguments)
     try:
-        Chaos(place, folder, submitted).run(plan(random.Random(seed)))
+        chaos = Chaos(place, folder, submitted)
+        chaos.run(plan(random.Random(seed)))
         allow(folder, STEPS)
         said, errors = submitted.communicate()
     finally:
@@ -340,6 +353,10 @@ def test_agents_and_processes_that_are_killed_stopped_and_added_change_no_bit(
     summary = json.loads(said)
     assert summary["job"] == f"{JOB}-1"
     check(summary, alone)
+    # The processes end after their job.
+    while len(finals(folder)) < len(chaos.agents):
+        time.sleep(0.05)
+    assert finals(folder) == [alone["sha"]] * len(chaos.agents)
     logs = "".join(process.log.read_text() for process in place.cluster.processes)
     for end in ("was ended by signal 9", r"(ended with exit code 143|was ended by signal 15)"):
         assert re.search(f"{JOB}-1-\\d {end}; it is started again in", logs), logs
