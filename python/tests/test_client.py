@@ -117,6 +117,24 @@ def test_a_job_is_scaled_paused_resumed_and_cancelled(endless: ebbflow.Job) -> N
             change()
 
 
+def test_of_two_workers_one_trains_on_when_a_job_is_scaled_down(tmp_path: Path) -> None:
+    with Cluster(tmp_path, workers=2) as cluster:
+        job = ebbflow.Client(cluster.url).submit(DIGITS, changes=ENDLESS)
+        watch = job.watch()
+
+        def wait_for_step_of(workers: int) -> None:
+            assert any(event.kind == "train" and event["workers"] == workers for event in watch)
+
+        wait_for_step_of(2)
+        assert job.status()["workers"] == 2
+        assert job.scale(1)["workers_max"] == 1
+        wait_for_step_of(1)
+        assert job.status()["workers"] == 1
+        job.scale(2)
+        wait_for_step_of(2)
+        job.cancel(force=True)
+
+
 def test_other_threads_run_while_one_waits(endless: ebbflow.Job) -> None:
     # The main thread would wait for ever if it held the GIL.
     other = threading.Timer(0, lambda: endless.cancel(force=True))
