@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -613,21 +614,34 @@ ON_TENSORFLOW = [
 
 
 @ON_TORCH
-def test_what_needs_tensorflow_passes_in_a_process_with_that_backend() -> None:
+def test_what_needs_tensorflow_passes_in_a_process_with_that_backend(tmp_path: Path) -> None:
     needs_there("tensorflow")
     # Each test of the other process has limits of its own. One process imports TensorFlow once.
     signal.alarm(0)
     faulthandler.cancel_dump_traceback_later()
-    folder = Path(__file__).parent
+    folder, report = Path(__file__).parent, tmp_path / "report.xml"
     tests = [str(folder / test) for test in ON_TENSORFLOW]
+    options = ["-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
+        [sys.executable, "-m", "pytest", *options, *tests],
         cwd=folder.parents[1],
         env=os.environ | {"KERAS_BACKEND": "tensorflow"},
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stdout[-6000:]
+    # A process that skipped them all would end well too.
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    passed = [case.get("classname", "") for case in cases if case.find("skipped") is None]
+    # A file that is skipped as a whole has its name there.
+    skipped = [
+        f"{case.get('classname')} {case.get('name')}"
+        for case in cases
+        if case.find("skipped") is not None
+    ]
+    for file in ("test_elastic_keras", "test_keras_epsilon"):
+        assert any(name.endswith(file) for name in passed), ended.stdout[-6000:]
+        assert not any(file in name for name in skipped), skipped
 
 
 def result_of(model: Any) -> ebbflow.Result:
