@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -53,15 +55,24 @@ def test_an_interrupted_job_ends_and_the_process_trains_the_next_one() -> None:
 
 
 def test_the_notebook_has_no_outputs_and_runs_from_its_folder() -> None:
-    nbclient, nbformat = needs("nbclient", "ipykernel"), needs("nbformat")
+    nbclient, nbformat = needs("nbclient", "ipykernel", "matplotlib"), needs("nbformat")
     text = json.loads(NOTEBOOK.read_text())
     assert all(cell.get("outputs", []) == [] for cell in text["cells"])
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     nbformat.validate(notebook)
     where = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    # The last cell but one of the notebook fails below its number.
+    # The cell `end` fails below the number to reach.
     nbclient.NotebookClient(notebook, timeout=240, resources=where).execute()
-    assert "array" not in str(notebook.cells[-1].outputs)
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    assert "array" not in str(outputs["read"])
+    shown = [output["data"] for output in outputs["run"] if output["output_type"] == "display_data"]
+    bars = [data["text/html"] for data in shown if "<progress" in data.get("text/html", "")]
+    assert len(bars) == 1, shown
+    # A bar that is full, with the last epoch below it.
+    value, most = re.findall(r'<progress value="(\d+)" max="(\d+)">', bars[0])[0]
+    assert int(value) == int(most) > 1 and "epoch 5 done, validation: loss" in bars[0], bars
+    figures = [data["image/png"] for data in shown if "image/png" in data]
+    assert len(figures) == 1 and base64.b64decode(figures[0]).startswith(b"\x89PNG")
 
 
 def test_an_interrupted_kernel_is_usable() -> None:

@@ -72,6 +72,25 @@ def test_a_job_leaves_metrics_and_weights_in_memory() -> None:
     assert all(array.dtype == np.float32 and array.flags.writeable for array in weights.values())
 
 
+def test_the_metrics_of_a_job_are_drawn() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    result = ebbflow.run(DIGITS, changes=SHORT, progress=False)
+    losses, others = result.plot().axes
+    drawn = {line.get_label(): line for axis in (losses, others) for line in axis.lines}
+    assert list(drawn) == ["training", "validation", "accuracy"]
+    train, evaluation = result.metrics.arrays("train"), result.metrics.arrays("eval")
+    assert len(train["step"]) == result.status["steps_done"] and len(evaluation["step"]) == 2
+    for label, table, name in [
+        ("training", train, "loss"),
+        ("validation", evaluation, "loss"),
+        ("accuracy", evaluation, "accuracy"),
+    ]:
+        x, y = drawn[label].get_data()
+        assert x.tolist() == table["step"].tolist() and y.tolist() == table[name].tolist()
+    assert losses.get_title() == result.status.job
+
+
 def test_a_dictionary_a_file_and_any_fleet_train_the_same_bits() -> None:
     results = [
         ebbflow.run(DIGITS, changes=SHORT, progress=False),
