@@ -15,7 +15,6 @@ import hashlib
 import json
 import runpy
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import ebbflow
@@ -64,7 +63,7 @@ def held(model: Any, job: ebbflow.Session) -> str:
 
 def main() -> None:
     gate, script, *arguments = sys.argv[1:]
-    join, push = ebbflow.join, ebbflow.Session.push
+    join, hand_over = ebbflow.join, ebbflow.Session._hand_over
     sessions: list[ebbflow.Session] = []
     models: list[Any] = []
     steps = 0
@@ -79,28 +78,21 @@ def main() -> None:
         # `ebbflow.keras.join` has the model, and gives an engine of it.
         is_engine = isinstance(values[0], Engine)
         models.append(sys._getframe(1).f_locals.get("model") if is_engine else values[0])
-        # A session of JAX has no backward pass, and a `step` of its own.
-        kind: Any = type(sessions[-1])
-        if "step" in vars(kind) and kind is not ebbflow.Session:
-            kind.step = gated(kind.step)
         if gate == "join":
             wait()
         return sessions[-1]
 
-    def gated(hand_over: Callable[..., float]) -> Callable[..., float]:
-        """Return a method that hands over gradients, behind the gate."""
-
-        def handed_over(*values: Any) -> float:
-            nonlocal steps
-            if gate == str(steps):
-                wait()
-            steps += 1
-            return hand_over(*values)
-
-        return handed_over
+    def handed_over(*values: Any) -> None:
+        """Hand gradients over, behind the gate."""
+        nonlocal steps
+        if gate == str(steps):
+            wait()
+        steps += 1
+        hand_over(*values)
 
     ebbflow.join = sessions_module.join = joined
-    ebbflow.Session.push = gated(push)  # type: ignore[method-assign]
+    # The loops of every library end a batch with it.
+    ebbflow.Session._hand_over = handed_over  # type: ignore[method-assign]
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
     (job,), (model,) = sessions, models

@@ -10,9 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 #: The first and the last number of each range of ids. Numbers between ranges stand for nothing.
-RANGES = {"S0": [(1, 14), (20, 38), (40, 50)], "S3": [(1, 16)]}
+RANGES = {
+    "S0": [(1, 14), (20, 38), (40, 50)],
+    "S1": [(1, 17)],
+    "S2": [(1, 13), (20, 26), (30, 40)],
+    "S3": [(1, 16)],
+    "S4": [(1, 25)],
+}
 
-ID = re.compile(r"\bS[03]-\d\d\b")
+ID = re.compile(r"\bS\d-\d\d\b")
 
 #: A test that a row names, with its file.
 NAMED = re.compile(r"\[`(\w+)`\]\(\.\./([^)#]+)\)")

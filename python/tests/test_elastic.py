@@ -1,4 +1,4 @@
-"""`ebbflow.elastic` alone. Ids are those of ``docs/behaviours.md``, and TorchElastic's (S1)."""
+"""`ebbflow.elastic` alone. Ids are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_what_is_not_registered_is_asked_for() -> None:
         elastic.run(lambda dataset: registered() and None, data(), **SETTINGS)
 
 
-# S3-06, S3-10, S3-12
+# S2-24, S3-06, S3-10, S3-12
 @pytest.mark.parametrize("name", ["size", "rank", "broadcast_parameters", "report_batch_finished"])
 def test_names_that_fall_away_say_what_to_do(name: str) -> None:
     with pytest.raises(errors.UnsupportedError, match=f"has no {name}: .*(remove|do not|elected)"):
@@ -170,7 +170,7 @@ def test_an_optimizer_of_horovod_is_refused_by_name() -> None:
         _ = elastic.DistributedGradientTape
 
 
-# S3-08
+# S3-08, S4-11
 def test_the_loop_logs_when_it_wants_to() -> None:
     logged = []
 
@@ -412,6 +412,7 @@ def test_a_scheduler_is_registered_and_torch_is_as_it_was_afterwards() -> None:
     assert sha != backward_outside(merge).model_sha256
 
 
+# S1-08
 def test_an_evaluation_ends_each_epoch_and_one_process_saves() -> None:
     saved: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""The pure parts of `ebbflow.estimator`. Tests are named by the behaviours that they check."""
+"""The pure parts of `ebbflow.estimator`. Ids are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def description(root: Path, **changes: Any) -> Description:
     return Description(**{**settings, **changes})
 
 
-def test_S2_02_hyperparameters_reach_a_script_as_arguments_and_variables(tmp_path: Path) -> None:
+# S2-02
+def test_hyperparameters_reach_a_script_as_arguments_and_variables(tmp_path: Path) -> None:
     given = {
         "batch_size": 32,
         "lr": 3e-5,
@@ -75,7 +76,8 @@ def test_S2_02_hyperparameters_reach_a_script_as_arguments_and_variables(tmp_pat
     assert (variables["SM_HP_LR"], variables["SM_HP_N"]) == ("3e-05", "true")
 
 
-def test_S2_05_a_host_has_variables_for_its_channels_and_its_folders(tmp_path: Path) -> None:
+# S2-05
+def test_a_host_has_variables_for_its_channels_and_its_folders(tmp_path: Path) -> None:
     job = description(tmp_path)
     first, second = (job.environment(host) for host in job.hosts)
     assert first["SM_CHANNEL_TRAIN"] == str(tmp_path / "algo-1/input/data/train")
@@ -101,7 +103,8 @@ def test_S2_05_a_host_has_variables_for_its_channels_and_its_folders(tmp_path: P
     }
 
 
-def test_S2_11_a_process_sees_its_own_gpu_of_those_that_are_visible(tmp_path: Path) -> None:
+# S2-11
+def test_a_process_sees_its_own_gpu_of_those_that_are_visible(tmp_path: Path) -> None:
     assert gpus_of(2, None) == ["0", "1"] == gpus_of(2, "")
     assert gpus_of(2, "3, 5,7") == ["3", "5"]
     job = description(tmp_path, gpus=["3", "5"])
@@ -110,7 +113,8 @@ def test_S2_11_a_process_sees_its_own_gpu_of_those_that_are_visible(tmp_path: Pa
     assert {of["SM_NUM_GPUS"] for of in found} == {"1"}
 
 
-def test_S2_20_a_process_of_the_launcher_becomes_the_script_of_its_host(tmp_path: Path) -> None:
+# S2-20
+def test_a_process_of_the_launcher_becomes_the_script_of_its_host(tmp_path: Path) -> None:
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text(
@@ -132,7 +136,8 @@ def test_S2_20_a_process_of_the_launcher_becomes_the_script_of_its_host(tmp_path
         assert said.stdout == f"['train.py', '--lr', '0.1'] algo-2 {places}\n"
 
 
-def test_S2_04_metrics_are_the_first_groups_of_expressions_in_lines_of_processes() -> None:
+# S2-04
+def test_metrics_are_the_first_groups_of_expressions_in_lines_of_processes() -> None:
     definitions = Definitions(
         [
             {"Name": "train:loss", "Regex": r"loss: ([0-9.e+-]+|nan)"},
@@ -152,6 +157,7 @@ def test_S2_04_metrics_are_the_first_groups_of_expressions_in_lines_of_processes
     assert Definitions(None).find("worker-0 | loss: 1", now) == []
 
 
+# S2-04
 @pytest.mark.parametrize(
     ("definition", "expected"),
     [
@@ -162,17 +168,19 @@ def test_S2_04_metrics_are_the_first_groups_of_expressions_in_lines_of_processes
         ("loss", "expected Name and Regex"),
     ],
 )
-def test_S2_04_a_wrong_definition_is_named(definition: Any, expected: str) -> None:
+def test_a_wrong_definition_is_named(definition: Any, expected: str) -> None:
     with pytest.raises(errors.InvalidJobError, match=rf"metric_definitions\[0\].*{expected}"):
         Definitions([definition])
 
 
-def test_S2_04_a_name_has_one_expression() -> None:
+# S2-04
+def test_a_name_has_one_expression() -> None:
     with pytest.raises(errors.InvalidJobError, match="another metric 'a'"):
         Definitions([{"Name": "a", "Regex": "(1)"}, {"Name": "a", "Regex": "(2)"}])
 
 
-def test_S2_10_a_host_and_its_operator_limit_a_cluster() -> None:
+# S2-10
+def test_a_host_and_its_operator_limit_a_cluster() -> None:
     assert processes(2, "local", gpus=0, cpus=2, limit=None) == 2
     assert processes(4, "local", gpus=0, cpus=2, limit="4") == 4
     assert processes(1, "local_gpu", gpus=8, cpus=16, limit=None) == 8
@@ -200,7 +208,8 @@ def test_S2_10_a_host_and_its_operator_limit_a_cluster() -> None:
         processes(1, "local", gpus=0, cpus=2, limit="many")
 
 
-def test_S2_13_S2_30_to_S2_37_a_strategy_other_than_data_parallelism_is_refused_by_name(
+# S2-13, S2-30, S2-31, S2-32, S2-33, S2-34, S2-35, S2-36, S2-37, S2-39
+def test_a_strategy_other_than_data_parallelism_is_refused_by_name(
     script: str,
 ) -> None:
     smp = {"enabled": True, "parameters": {"partitions": 1, "pipeline": "interleaved"}}
@@ -224,7 +233,8 @@ def test_S2_13_S2_30_to_S2_37_a_strategy_other_than_data_parallelism_is_refused_
             PyTorch(script, distribution=given)
 
 
-def test_S2_21_names_of_data_parallelism_are_taken(script: str) -> None:
+# S2-21
+def test_names_of_data_parallelism_are_taken(script: str) -> None:
     taken: list[Any] = [
         None,
         {},
@@ -237,6 +247,7 @@ def test_S2_21_names_of_data_parallelism_are_taken(script: str) -> None:
         PyTorch(script, distribution=distribution)
 
 
+# S2-03, S2-06
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -262,19 +273,21 @@ def test_S2_21_names_of_data_parallelism_are_taken(script: str) -> None:
         ({"py_version": "py2"}, "py_version = 'py2'"),
     ],
 )
-def test_S2_03_what_is_not_kept_is_refused_with_what_to_do(
+def test_what_is_not_kept_is_refused_with_what_to_do(
     script: str, options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(errors.UnsupportedError, match=expected):
         PyTorch(script, **options)
 
 
-def test_S2_03_containers_without_an_image_are_refused_with_what_to_do(script: str) -> None:
+# S2-03
+def test_containers_without_an_image_are_refused_with_what_to_do(script: str) -> None:
     with pytest.raises(errors.InvalidJobError, match=r"`image_uri` is missing.*pip install"):
         PyTorch(script, instance_type="compose")
 
 
-def test_S2_03_values_that_switch_something_off_are_taken(script: str) -> None:
+# S2-03
+def test_values_that_switch_something_off_are_taken(script: str) -> None:
     PyTorch(
         script,
         role=None,
@@ -288,7 +301,8 @@ def test_S2_03_values_that_switch_something_off_are_taken(script: str) -> None:
         PyTorch(script, instnace_count=2)
 
 
-def test_S2_02_versions_are_those_of_the_interpreter() -> None:
+# S2-02
+def test_versions_are_those_of_the_interpreter() -> None:
     for framework, py in [("2.4", "py3"), ("2.4.1", "py311"), (None, None), ("2", "py3")]:
         check_versions(framework, "2.4.1+cpu", py, (3, 11))
     for framework, found, py, expected in [
@@ -303,9 +317,8 @@ def test_S2_02_versions_are_those_of_the_interpreter() -> None:
         check_versions(None, None, "3.10", (3, 11))
 
 
-def test_S2_02_wrong_arguments_are_named_when_the_estimator_is_made(
-    tmp_path: Path, script: str
-) -> None:
+# S2-02
+def test_wrong_arguments_are_named_when_the_estimator_is_made(tmp_path: Path, script: str) -> None:
     outside = tmp_path / "source"
     outside.mkdir()
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -330,7 +343,8 @@ def test_S2_02_wrong_arguments_are_named_when_the_estimator_is_made(
             PyTorch(**{"entry_point": script, **given})
 
 
-def test_S2_05_channels_have_names_and_links_to_the_data(tmp_path: Path) -> None:
+# S2-05
+def test_channels_have_names_and_links_to_the_data(tmp_path: Path) -> None:
     folder, file = tmp_path / "of it", tmp_path / "a.csv"
     folder.mkdir()
     (folder / "x").write_text("x")
@@ -357,6 +371,7 @@ def test_S2_05_channels_have_names_and_links_to_the_data(tmp_path: Path) -> None
         stage(channels({"train": tmp_path / "no"}), tmp_path / "other")
 
 
+# S2-05
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -368,7 +383,7 @@ def test_S2_05_channels_have_names_and_links_to_the_data(tmp_path: Path) -> None
         ({"shuffle_config": object()}, "ebbflow.join"),
     ],
 )
-def test_S2_05_an_input_that_is_not_kept_is_refused_by_name(
+def test_an_input_that_is_not_kept_is_refused_by_name(
     options: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(errors.UnsupportedError, match=expected):
@@ -378,7 +393,8 @@ def test_S2_05_an_input_that_is_not_kept_is_refused_by_name(
         TrainingInput("/data", contents="x")
 
 
-def test_S2_06_files_are_uploaded_to_and_copied_from_a_store(tmp_path: Path) -> None:
+# S2-06
+def test_files_are_uploaded_to_and_copied_from_a_store(tmp_path: Path) -> None:
     fsspec = needs("fsspec")
     source = tmp_path / "source"
     (source / "below").mkdir(parents=True)
@@ -404,7 +420,8 @@ def test_S2_06_files_are_uploaded_to_and_copied_from_a_store(tmp_path: Path) -> 
     assert fsspec.filesystem("memory").exists(f"/bucket-{tmp_path.name}/data/below/b")
 
 
-def test_S2_01_a_place_is_a_path_a_file_url_or_remote(tmp_path: Path) -> None:
+# S2-01
+def test_a_place_is_a_path_a_file_url_or_remote(tmp_path: Path) -> None:
     assert local_path("a/b") == Path("a/b")
     assert local_path("file:///a%20b/c") == Path("/a b/c")
     assert local_path("file://localhost/a") == Path("/a")
@@ -417,7 +434,8 @@ def test_S2_01_a_place_is_a_path_a_file_url_or_remote(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "of it").iterdir()] == ["y"], "no part is left"
 
 
-def test_S2_09_a_model_is_packed_with_the_same_bytes_wherever_it_was_written(
+# S2-09
+def test_a_model_is_packed_with_the_same_bytes_wherever_it_was_written(
     tmp_path: Path,
 ) -> None:
     hashes: list[str] = []

@@ -1,4 +1,4 @@
-"""`ebbflow.estimator` with real processes. Tests are named by the behaviours that they check."""
+"""`ebbflow.estimator` with real processes. Ids are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -172,7 +172,8 @@ def sha256(path: str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
-def test_S2_02_to_S2_12_fit_trains_on_channels_streams_logs_and_leaves_one_model(
+# S2-01, S2-02, S2-03, S2-04, S2-05, S2-07, S2-08, S2-09, S2-11, S2-12, S2-38
+def test_fit_trains_on_channels_streams_logs_and_leaves_one_model(
     tmp_path: Path,
     temporary: Path,
     source: Path,
@@ -219,7 +220,8 @@ def test_S2_02_to_S2_12_fit_trains_on_channels_streams_logs_and_leaves_one_model
         trained.fit({"train": train}, job_name="first")
 
 
-def test_S2_20_a_killed_process_is_started_again_and_the_model_has_the_same_bytes(
+# S2-20, S2-25
+def test_a_killed_process_is_started_again_and_the_model_has_the_same_bytes(
     tmp_path: Path, source: Path, data: Path
 ) -> None:
     alone = estimator(source, (tmp_path / "alone").as_uri())
@@ -238,9 +240,8 @@ def test_S2_20_a_killed_process_is_started_again_and_the_model_has_the_same_byte
     assert sha256(disturbed.model_data) == sha256(alone.model_data.removeprefix("file://"))
 
 
-def test_S2_08_a_script_that_fails_is_told_with_its_last_lines(
-    tmp_path: Path, temporary: Path
-) -> None:
+# S2-08
+def test_a_script_that_fails_is_told_with_its_last_lines(tmp_path: Path, temporary: Path) -> None:
     failing = script_of(tmp_path, "print('begun')\nraise RuntimeError('no such column: price')\n")
     with pytest.raises(errors.ScriptError, match="no such column: price") as caught:
         failing.fit(logs=None, job_name="wrong")
@@ -257,12 +258,14 @@ def test_S2_08_a_script_that_fails_is_told_with_its_last_lines(
     assert list(temporary.iterdir()) == []
 
 
-def test_S2_22_a_script_without_join_is_told_what_it_lacks(tmp_path: Path) -> None:
+# S2-22
+def test_a_script_without_join_is_told_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(errors.ScriptError, match=r"no process has joined.*ebbflow\.join"):
         script_of(tmp_path, "print('trained alone')").fit(logs=False)
 
 
-def test_S2_09_a_script_that_saves_nothing_leaves_the_model_of_its_job(tmp_path: Path) -> None:
+# S2-09
+def test_a_script_that_saves_nothing_leaves_the_model_of_its_job(tmp_path: Path) -> None:
     trained = script_of(tmp_path, QUICK)
     trained.fit(logs=False)
     job = trained.latest_training_job
@@ -274,7 +277,8 @@ def test_S2_09_a_script_that_saves_nothing_leaves_the_model_of_its_job(tmp_path:
         assert hashlib.sha256(packed.read()).hexdigest() == job.result.model_sha256
 
 
-def test_S2_01_S2_06_data_and_output_may_be_remote(
+# S2-01, S2-06, S4-05
+def test_data_and_output_may_be_remote(
     tmp_path: Path, temporary: Path, source: Path, data: Path
 ) -> None:
     fsspec = needs("fsspec")
@@ -294,7 +298,8 @@ def test_S2_01_S2_06_data_and_output_may_be_remote(
     assert b"KeyError" in store.cat_file(f"{place}/out/wrong/run/logs/worker-0.log")
 
 
-def test_S2_10_a_cluster_that_is_too_large_is_refused_and_nothing_is_written(
+# S2-10
+def test_a_cluster_that_is_too_large_is_refused_and_nothing_is_written(
     tmp_path: Path,
     temporary: Path,
     source: Path,
@@ -323,7 +328,8 @@ def test_a_training_ends_after_max_run(tmp_path: Path, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_S2_07_a_training_that_is_stopped_ends_its_cluster(tmp_path: Path) -> None:
+# S2-07
+def test_a_training_that_is_stopped_ends_its_cluster(tmp_path: Path) -> None:
     waiting = script_of(tmp_path, WAITS)
     waiting.fit(wait=False)
     job = waiting.latest_training_job
@@ -337,7 +343,8 @@ def test_S2_07_a_training_that_is_stopped_ends_its_cluster(tmp_path: Path) -> No
     list(logs)
 
 
-def test_S2_07_ctrl_c_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# S2-07
+def test_ctrl_c_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = script_of(tmp_path, WAITS)
 
     def interrupted(*_: Any, **__: Any) -> None:

@@ -1,6 +1,6 @@
 """`ebbflow.estimator` and `ebb run --on compose` with real containers.
 
-Tests are named by the behaviours that they check. Docker and its Compose must be there.
+Ids are those of ``docs/behaviours.md``. Docker and its Compose must be there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def project_of(run: Path) -> str:
     return name.removesuffix("-master-0")
 
 
-def test_S2_20_a_killed_container_is_started_again_and_the_model_has_the_same_bytes(
+# S1-12, S2-20
+def test_a_killed_container_is_started_again_and_the_model_has_the_same_bytes(
     tmp_path: Path, temporary: Path, source: Path, data: Path, image: str
 ) -> None:
     (source / "train.py").write_text(HOLDS.replace("data = np.load", WRITES))
@@ -106,7 +107,8 @@ def test_S2_20_a_killed_container_is_started_again_and_the_model_has_the_same_by
         assert left(kind, project_of(run)) == []
 
 
-def test_S2_10_more_containers_than_processors_are_refused_and_nothing_is_started(
+# S2-10
+def test_more_containers_than_processors_are_refused_and_nothing_is_started(
     tmp_path: Path,
     temporary: Path,
     source: Path,

@@ -1,4 +1,4 @@
-"""`ebbflow.estimator` with jobs of a real Slurm. Tests are named by what they check."""
+"""`ebbflow.estimator` with jobs of a real Slurm. Ids are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .test_launchers_slurm import slurm as slurm
 needs_there("torch")
 
 
-def test_S2_20_a_lost_job_of_slurm_is_replaced_and_the_model_has_the_same_bytes(
+# S2-20
+def test_a_lost_job_of_slurm_is_replaced_and_the_model_has_the_same_bytes(
     tmp_path: Path, temporary: Path, source: Path, data: Path, slurm: Path
 ) -> None:
     (source / "train.py").write_text(HOLDS)
@@ -54,7 +55,8 @@ def test_S2_20_a_lost_job_of_slurm_is_replaced_and_the_model_has_the_same_bytes(
     assert list(temporary.iterdir()) == []
 
 
-def test_S2_10_more_jobs_than_the_operator_allows_are_refused(
+# S2-10
+def test_more_jobs_than_the_operator_allows_are_refused(
     tmp_path: Path, source: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EBBFLOW_WORKERS_MAX", "1")

@@ -6,11 +6,13 @@ The example of a task: it trains once. The example of an estimator: it leaves a 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 from .conftest import Place, Script, needs, needs_there
 
@@ -65,6 +67,7 @@ def test_few_lines_of_the_script_are_changed_and_all_are_marked() -> None:
         assert before[before.index(first) : before.index(last)] in text
 
 
+# S4-07
 def test_the_script_reaches_what_it_reached_before_it_was_changed() -> None:
     # Two threads of torch on busy cores wait for each other most of the time.
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -80,6 +83,7 @@ def test_the_script_reaches_what_it_reached_before_it_was_changed() -> None:
     assert before >= 0.9 and after >= 0.9
 
 
+# S1-01, S1-02, S4-04, S4-09, S4-13
 def test_alone_and_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place) -> None:
     alone = Script(None, TRAIN, *ARGUMENTS).result()
     assert alone["metrics"]["accuracy"] > 0.8
@@ -103,7 +107,8 @@ def test_alone_and_with_a_process_killed_and_one_added_the_bits_are_the_same(pla
     assert [process["elected"] for process in found].count(True) == 1
 
 
-def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbox(
+# S4-01, S4-14, S4-18, S4-20, S4-25
+def test_a_task_trains_once_and_an_unset_variable_is_no_sandbox(
     tmp_path: Path,
 ) -> None:
     def start(*arguments: str) -> str:
@@ -123,6 +128,35 @@ def test_S4_14_S4_18_S4_20_a_task_trains_once_and_an_unset_variable_is_no_sandbo
     # The same line, with the same path of the kept model.
     assert start(str(FLOW)) == first
     assert start("-c", SANDBOXES, str(FLOW)) == "[False, False, False, True]\n"
+
+
+# S4-24
+def test_a_task_in_two_processes_trains_one_job_and_keeps_one_result(
+    place: Place, tmp_path: Path
+) -> None:
+    def begun(master: str | None, cache: str, gate: str) -> Script:
+        keys = {"EBBFLOW_CACHE": str(tmp_path / cache)}
+        place.scripts.append(Script(master, FLOW, *ARGUMENTS, gate=gate, keys=keys))
+        return place.scripts[-1]
+
+    def ended(script: Script) -> tuple[str, dict[str, Any]]:
+        out, said = script.child.communicate()
+        assert script.child.returncode == 0, said
+        line, found = out.splitlines()[-2:]
+        return line, json.loads(found)
+
+    alone = begun(None, "alone", "none").result()
+    two = [begun(place.cluster.url, "both", "join") for _ in range(2)]
+    for script in two:
+        script.arrive()
+    place.wait_for_workers("flow", 2)
+    for script in two:
+        script.go()
+    (first, found), (second, other) = (ended(script) for script in two)
+    assert found["sha"] == other["sha"] == alone["sha"]
+    # The same accuracies, and the path of the same kept model.
+    assert first == second and f"model: {tmp_path / 'both'}" in first
+    assert len(list((tmp_path / "both").rglob("outputs.json"))) == 1
 
 
 # S0-14
@@ -147,6 +181,7 @@ def test_reviews_are_learnt_from_files_that_their_program_writes(tmp_path: Path)
     assert Script(None, TEXT / "train.py").result()["metrics"]["accuracy"] >= 0.97
 
 
+# S1-17, S2-40
 def test_images_are_learnt_from_folders_by_a_loader_with_processes(tmp_path: Path) -> None:
     needs("PIL")
     program = MNIST.parents[1] / "imagenet/make_data.py"
@@ -155,7 +190,8 @@ def test_images_are_learnt_from_folders_by_a_loader_with_processes(tmp_path: Pat
     assert Script(None, IMAGENET, str(tmp_path)).result()["metrics"]["accuracy"] >= 0.8
 
 
-def test_S2_02_S2_09_an_estimator_finds_the_accuracy_and_leaves_a_model(tmp_path: Path) -> None:
+# S2-02, S2-09, S2-26
+def test_an_estimator_finds_the_accuracy_and_leaves_a_model(tmp_path: Path) -> None:
     ended = subprocess.run(
         # `test_estimator_cluster.py` has several instances.
         [sys.executable, ESTIMATOR, "--place", tmp_path, "--instances", "1", *ARGUMENTS],

@@ -163,6 +163,7 @@ def saved_files(model: Any, folder: Path) -> list[Path]:
     return [folder / "plain.pt", folder / "below.pt", whole, whole / "model.safetensors", parts]
 
 
+# S2-40
 def test_a_job_begins_with_saved_weights_whatever_the_file(tmp_path: Path) -> None:
     first = network()
     trained(first)
@@ -180,6 +181,7 @@ def network_of(other: Any) -> Any:
     return model
 
 
+# S2-40
 def test_a_frozen_part_keeps_its_saved_weights(tmp_path: Path) -> None:
     first = network()
     path = export.state_dict(first, tmp_path / "model.pt")

@@ -1,4 +1,4 @@
-"""`ebbflow.flow`. Names of tests have the ids of the behaviours that they are about."""
+"""`ebbflow.flow`. Ids are those of ``docs/behaviours.md``."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def entries(cache: Path) -> list[Path]:
     return sorted(path for path in cache.rglob("*") if path.is_file())
 
 
-def test_S4_02_hyperparameters_have_defaults_and_become_json_and_back() -> None:
+# S4-02
+def test_hyperparameters_have_defaults_and_become_json_and_back() -> None:
     hp = Hyperparameters(epochs=3, learning_rate=0.1)
     assert json.loads(hp.to_json())["learning_rate"] == 0.1
     assert Hyperparameters.from_json(hp.to_json()) == hp
@@ -84,7 +85,8 @@ def test_S4_02_hyperparameters_have_defaults_and_become_json_and_back() -> None:
         Hyperparameters(epochs=wrong).to_json()
 
 
-def test_S4_14_S4_22_S4_23_a_task_is_called_locally_and_has_typed_outputs(tmp_path: Path) -> None:
+# S4-14, S4-22, S4-23
+def test_a_task_is_called_locally_and_has_typed_outputs(tmp_path: Path) -> None:
     @task
     def train(hp: Hyperparameters, out: Path) -> Outputs:
         """Train a model."""
@@ -100,7 +102,8 @@ def test_S4_14_S4_22_S4_23_a_task_is_called_locally_and_has_typed_outputs(tmp_pa
     assert train.name.endswith(".train") and train.__doc__ == "Train a model."
 
 
-def test_S4_22_values_of_other_types_are_refused_with_their_place() -> None:
+# S4-22
+def test_values_of_other_types_are_refused_with_their_place() -> None:
     @task
     def train(hp: Hyperparameters, rates: dict[str, float]) -> list[float]:
         return [0.5, "high"]  # type: ignore[list-item]
@@ -144,7 +147,8 @@ def test_types_that_cannot_be_kept_are_refused_by_name() -> None:
             given(3)
 
 
-def test_S4_19_a_task_is_retried_and_ends_with_a_typed_error(
+# S4-19
+def test_a_task_is_retried_and_ends_with_a_typed_error(
     calls: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     @task(retries=2)
@@ -164,7 +168,8 @@ def test_S4_19_a_task_is_retried_and_ends_with_a_typed_error(
     assert isinstance(raised.value.__cause__, ConnectionError)
 
 
-def test_S4_19_a_task_without_retries_raises_its_own_error(calls: list[Any]) -> None:
+# S4-19
+def test_a_task_without_retries_raises_its_own_error(calls: list[Any]) -> None:
     @task
     def fails() -> None:
         calls.append(1)
@@ -194,9 +199,8 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_S4_20_equal_inputs_give_the_kept_result(
-    calls: list[Any], source: Path, cache: Path
-) -> None:
+# S4-20
+def test_equal_inputs_give_the_kept_result(calls: list[Any], source: Path, cache: Path) -> None:
     first = kept(Hyperparameters(epochs=2), source)
     # An equal file elsewhere, an int for a float: the same inputs.
     other = source.with_name("copy.csv")
@@ -211,9 +215,8 @@ def test_S4_20_equal_inputs_give_the_kept_result(
     assert first.model_state.stat().st_mode & 0o222 == 0
 
 
-def test_S4_20_other_inputs_versions_types_and_tasks_are_computed(
-    calls: list[Any], source: Path
-) -> None:
+# S4-20
+def test_other_inputs_versions_types_and_tasks_are_computed(calls: list[Any], source: Path) -> None:
     def versioned(version: str) -> Any:
         return task(cache=True, cache_version=version)(keep)
 
@@ -237,7 +240,8 @@ def test_S4_20_other_inputs_versions_types_and_tasks_are_computed(
             task(**options)
 
 
-def test_S4_20_a_result_of_other_types_is_not_read(calls: list[Any]) -> None:
+# S4-20
+def test_a_result_of_other_types_is_not_read(calls: list[Any]) -> None:
     def both(kind: Any) -> Any:
         def count() -> Any:
             calls.append(1)
@@ -343,7 +347,8 @@ def on_a_machine(monkeypatch: pytest.MonkeyPatch, **there: int) -> None:
         monkeypatch.setitem(machine._THERE, name, of)
 
 
-def test_S4_17_S4_21_a_task_starts_only_where_its_resources_are(
+# S4-17, S4-21
+def test_a_task_starts_only_where_its_resources_are(
     monkeypatch: pytest.MonkeyPatch, calls: list[Any]
 ) -> None:
     on_a_machine(monkeypatch, cpu=2, mem=8 << 30, gpu=0, storage=10**9, ephemeral_storage=10**9)
@@ -364,8 +369,9 @@ def test_S4_17_S4_21_a_task_starts_only_where_its_resources_are(
     assert len(calls) == 4
 
 
+# S4-17
 @pytest.mark.parametrize("value", ["30GB", "-1", "lots", "1.5.2"])
-def test_S4_17_what_is_no_quantity_is_refused(value: str) -> None:
+def test_what_is_no_quantity_is_refused(value: str) -> None:
     with pytest.raises(ValueError, match=f"mem = '{value}': expected a quantity"):
         Resources(mem=value)
 

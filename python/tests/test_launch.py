@@ -79,6 +79,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     return sha
 
 
+# S1-09, S1-12, S4-16
 def test_three_processes_of_which_one_is_killed_train_the_bits_of_one_alone(
     alone: str, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_manifests_fit_the_schemas_of_kubernetes(tmp_path: Path, manifests: str)
         assert right in manifests and validate(manifests.replace(right, wrong)) != 0
 
 
+# S1-16
 def test_manifests_have_every_role_and_flags_that_ebb_has(manifests: str) -> None:
     objects = [json.loads(part) for part in manifests.split("---\n") if part]
     kinds = [found["kind"] for found in objects]

@@ -35,6 +35,7 @@ def train(step: int, loss: float | None = 0.5) -> Event:
     return event
 
 
+# S4-11
 def test_a_terminal_has_one_live_line_with_everything() -> None:
     stream = Terminal()
     with Progress(stream=stream) as progress:

@@ -275,6 +275,7 @@ sys.exit(3)
 """
 
 
+# S4-03
 def test_a_script_is_sent_and_heard_from_python(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,13 @@ from ebbflow.engine import Torch  # noqa: E402
 from ebbflow.optimizers import optimizer_settings, schedule_settings  # noqa: E402
 from ebbflow.records import Records, seed_all  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    TensorDataset,
+)
 
 
 def data(records: int = 96) -> TensorDataset:
@@ -101,6 +107,7 @@ def test_each_epoch_has_every_record_once_and_the_model_has_the_final_weights() 
     assert set(model.state_dict()) == set(before)
 
 
+# S4-10
 def test_sgd_gives_the_weights_of_a_plain_loop_of_the_same_order() -> None:
     model, other = network(), network()
     sgd = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
@@ -138,6 +145,7 @@ def test_adaptive_rules_give_the_weights_of_a_plain_loop(kind: str, options: Any
     assert difference(model, other) < 1e-3
 
 
+# S4-08
 def test_the_same_script_gives_the_same_bits() -> None:
     def once(seed: int) -> str | None:
         model = network(more=[nn.Dropout(0.3)])
@@ -148,6 +156,7 @@ def test_the_same_script_gives_the_same_bits() -> None:
     assert once(1) == once(2) is not None
 
 
+# S4-08
 def test_dropout_is_keyed_by_the_microbatch() -> None:
     model = nn.Sequential(nn.Linear(6, 3), nn.Dropout(0.5))
     seen: dict[tuple[int, int], Any] = {}
@@ -313,6 +322,7 @@ def test_running_statistics_are_the_mean_of_what_the_batches_of_a_step_make_of_t
     assert float((normal.running_var - 1).abs().max()) > 0.1
 
 
+# S4-12, S4-13
 def test_an_evaluation_is_over_all_records_at_the_end_of_each_epoch() -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -426,6 +436,7 @@ class Named(Dataset[Any]):  # type: ignore[misc]
         return {"x": torch.full((6,), float(record)) + torch.randn(6), "n": record}
 
 
+# S1-07
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_keeps_workers_and_collate_function_and_noise_is_keyed(workers: int) -> None:
     def collate(records: list[Any]) -> dict[str, Any]:
@@ -449,10 +460,28 @@ def test_a_loader_keeps_workers_and_collate_function_and_noise_is_keyed(workers:
     assert len(first) == len(set(first.values())) == 48
 
 
+# S2-23, S4-06
+def test_a_sampler_of_one_process_among_several_is_replaced_by_the_leases() -> None:
+    source = data()
+    sampler: Any = DistributedSampler(source, num_replicas=2, rank=0)
+    loader = DataLoader(source, batch_size=8, sampler=sampler)
+    assert len(list(loader)) == 6
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, seen = train(model, optimizer, train_data=loader)
+    epochs = [
+        [record for epoch, _, records in seen for record in records if epoch == number]
+        for number in range(3)
+    ]
+    assert all(sorted(records) == list(range(96)) for records in epochs)
+    assert epochs[0] != epochs[1] != epochs[2], "shuffled"
+
+
 def begin(_: int) -> None:
     """Begin a process of a loader."""
 
 
+# S1-07
 def test_further_settings_of_a_loader_stay() -> None:
     given: dict[str, Any] = {
         "num_workers": 2,
@@ -923,6 +952,7 @@ def test_the_summary_names_the_class_of_the_library_that_computed() -> None:
     assert numerics["class"] == hashlib.sha256(facts.encode() + b"\0" + results).hexdigest()[:12]
 
 
+# S1-04
 def test_the_number_of_a_device_is_that_of_the_host_if_a_launcher_says_it() -> None:
     assert name_on_host(0, {"EBBFLOW_DEVICE": "cuda:2"}) == "cuda:2"
     assert name_on_host(0, {}) == "cuda:0"

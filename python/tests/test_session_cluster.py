@@ -161,7 +161,7 @@ def test_a_loop_that_keeps_the_interpreter_is_not_taken_for_dead(
     assert not [reason for reason in reasons if "heartbeat" in reason], reasons
 
 
-# S0-09
+# S0-09, S4-15
 def test_a_process_that_leaves_changes_no_bit(
     shared: Place, script: Path, alone: dict[str, Any]
 ) -> None:
@@ -189,6 +189,7 @@ def test_a_process_with_other_data_is_refused_and_the_first_one_loses_nothing(
     assert found["sha"] == alone["sha"] and found["steps"] == alone["steps"] == 150
 
 
+# S4-21
 def test_a_job_takes_the_processes_whose_models_are_on_the_device_it_asks_for(
     shared: Place, alone: dict[str, Any], tmp_path: Path
 ) -> None:

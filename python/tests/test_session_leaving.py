@@ -49,6 +49,7 @@ def test_a_process_that_is_told_to_end_hands_its_batch_to_another_one(
     assert not [event for event in events if event.kind == "warning"], "no attempt has failed"
 
 
+# S4-15
 def test_a_process_that_exits_well_hands_its_batch_to_another_one(
     place: Place, script: Path, tmp_path: Path
 ) -> None:

@@ -234,6 +234,7 @@ def test_processes_that_come_and_die_read_and_write_the_same_state(
     assert [process.result()["sha"] for process in others] == [alone] * 2
 
 
+# S1-09, S1-10
 def test_the_state_goes_back_to_a_checkpoint_with_the_weights(
     impatient: None, place: Place, script: Path, alone: str, tmp_path: Path
 ) -> None:

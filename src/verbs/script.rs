@@ -395,7 +395,7 @@ mod tests {
             .unwrap();
     }
 
-    // S0-05
+    // S0-05, S1-04, S4-16
     #[test]
     fn processes_take_turns_on_the_devices() {
         let [a, b] = [Device::Cuda(0), Device::Cuda(2)];
