@@ -153,9 +153,15 @@ fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
 pub enum Upcoming<'a> {
     /// Gradients of this microbatch.
     Gradients(&'a Microbatch),
-    /// Measurements of the weights after `epoch` on these records of the validation set, in order,
-    /// `micro` at a time.
-    Evaluation { epoch: Epoch, records: &'a Range<u64>, micro: usize },
+    /// Measurements of records of the validation set, in order.
+    Evaluation {
+        /// The epoch after which the weights are measured.
+        epoch: Epoch,
+        /// Numbers of the records.
+        records: &'a Range<u64>,
+        /// Records of a call, of which the last one may have fewer.
+        micro: usize,
+    },
 }
 
 /// Gives a model memory for its gradients.
