@@ -93,7 +93,9 @@ pub struct ProgramDevice {
 /// What hears of the microbatches of a lease, in order, once their records are read. Most of them
 /// are computed soon. Those of a lease that is lost are not.
 #[derive(Clone)]
-pub struct ReadAhead(Arc<dyn Fn(&Microbatch, &Batch) + Send + Sync>);
+pub struct ReadAhead(Arc<Hear>);
+
+type Hear = dyn Fn(&Microbatch, &Batch) + Send + Sync;
 
 impl ReadAhead {
     /// Calls a function, which returns soon.
