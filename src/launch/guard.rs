@@ -313,9 +313,10 @@ mod tests {
         drop(process);
         rest.read_to_end(&mut Vec::new()).await.unwrap();
         let (mut process, mut rest) = start(&guard, script).await;
+        let mut line = String::new();
         tokio::select! {
             exit = process.end(Duration::from_secs(600)) => panic!("{exit:?}"),
-            count = rest.read_line(&mut String::new()) => assert_eq!(count.unwrap(), 6, "asked"),
+            count = rest.read_line(&mut line) => assert_eq!(count.unwrap(), 6, "asked"),
         }
         drop(process);
         rest.read_to_end(&mut Vec::new()).await.unwrap();
