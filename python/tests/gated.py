@@ -92,7 +92,7 @@ def main() -> None:
 
     ebbflow.join = sessions_module.join = joined
     # The loops of every library end a batch with it.
-    ebbflow.Session._hand_over = handed_over  # type: ignore[method-assign]
+    ebbflow.Session._hand_over = handed_over  # type: ignore[method-assign, assignment]
     sys.argv = [script, *arguments]
     runpy.run_path(script, run_name="__main__")
     (job,), (model,) = sessions, models

@@ -502,26 +502,29 @@ fn a_run_whose_two_holders_hang_is_copied_to_a_third() {
 
 #[test]
 fn who_waits_in_the_middle_of_a_copy_for_steps_that_hang_gets_a_copy_of_these() {
-    let plan = Plan { records: 30, micro: 1, microbatches_per_step: 5, epochs: 1 };
+    let plan = Plan { records: 35, micro: 1, microbatches_per_step: 5, epochs: 1 };
     let mut books = Dispatcher::new(plan, Some(3), limits());
     let mut ids = LeaseIds::starting_at(1);
     let at = Duration::from_secs;
+    // A is known to be quick, so it gets runs of three steps.
+    let step_0 = books.lease(at(0), &mut ids, idle_elsewhere(A), &[A]).expect("work").lease;
+    books.complete(at(0), A, step_0, None).expect("a good lease");
     let [early, late] =
         [A, A].map(|worker| books.lease(at(0), &mut ids, idle_elsewhere(worker), &[A]).expect("work"));
     let [again, copy] =
         [B, C].map(|worker| books.copy(at(31), &mut ids, idle_elsewhere(worker)).expect("a lease is over"));
-    let [steps_0_to_2, steps_3_to_5] =
-        [0..15, 15..30].map(|run| MicrobatchId(run.start)..MicrobatchId(run.end));
+    let [steps_1_to_3, steps_4_to_6] =
+        [5..20, 20..35].map(|run| MicrobatchId(run.start)..MicrobatchId(run.end));
     let runs = [early.run, again.run, late.run, copy.run];
-    assert_eq!(runs, [steps_0_to_2.clone(), steps_0_to_2.clone(), steps_3_to_5.clone(), steps_3_to_5]);
-    // A and B hang. C has computed step 3. Step 4 waits for step 0.
+    assert_eq!(runs, [steps_1_to_3.clone(), steps_1_to_3.clone(), steps_4_to_6.clone(), steps_4_to_6]);
+    // A and B hang. C has computed step 4. Step 5 waits for step 1.
     let now = at(400);
     for (worker, lease, since) in [(A, early.lease, 0), (A, late.lease, 0), (B, again.lease, 31)] {
         books.progress(now, worker, &idle(lease, pb::Phase::Reading, now, at(since)));
     }
     books.progress(now, C, &idle(copy.lease, pb::Phase::Pulling, now, at(399)));
     let third = books.copy(now, &mut ids, idle_elsewhere(C)).map(|grant| grant.run);
-    assert_eq!(third, Ok(steps_0_to_2));
+    assert_eq!(third, Ok(steps_1_to_3));
 }
 
 #[test]
@@ -649,14 +652,17 @@ fn microbatches_that_are_held_back_are_handed_out_later() {
             .lease(Duration::ZERO, &mut ids, Asker::new(A, 0), &CREW[..1])
             .map(|grant| (grant.lease, grant.run))
     };
-    books.hold_back(MicrobatchId(8));
     let (first, run) = lease(&mut books).unwrap();
-    assert_eq!(run, MicrobatchId(0)..MicrobatchId(8), "no lease crosses the bound");
+    assert_eq!(run, MicrobatchId(0)..MicrobatchId(4));
+    books.complete(Duration::ZERO, A, first, None).unwrap();
+    books.hold_back(MicrobatchId(12));
+    let (first, run) = lease(&mut books).unwrap();
+    assert_eq!(run, MicrobatchId(4)..MicrobatchId(12), "no lease crosses the bound");
     assert_eq!(lease(&mut books), Err(Why::Measuring));
     books.complete(Duration::ZERO, A, first, None).unwrap();
     assert_eq!(lease(&mut books), Err(Why::Measuring));
     books.hold_back(MicrobatchId(16));
-    assert_eq!(lease(&mut books).unwrap().1, MicrobatchId(8)..MicrobatchId(16));
+    assert_eq!(lease(&mut books).unwrap().1, MicrobatchId(12)..MicrobatchId(16));
     assert_eq!(lease(&mut books), Err(Why::NothingLeft { epochs: 2 }));
 }
 

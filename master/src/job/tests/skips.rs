@@ -137,6 +137,8 @@ fn skipped_records_are_not_among_the_applied_ones() {
     let count = trained.microbatches.len() as u64;
     world.complete(0, &lease, Report::Trained(trained));
     assert_eq!(world.status().samples_applied, count - 1);
+    let next = world.lease(0).expect("work");
+    world.complete(0, &next, report(&next));
     let samples = |event| match event {
         Event::Train(event) => Some(event.samples),
         _ => None,
