@@ -223,13 +223,18 @@ class Note(Callback):
     def note(self, value):
         print(json.dumps(value), file=self.file, flush=True)
         self.calls += 1
-        if self.calls == int(sys.argv[3]):
-            print("at the gate", flush=True)
-            sys.stdin.readline()
+        if str(self.calls) == sys.argv[3]:
+            self.wait()
+    def wait(self):
+        print("at the gate", flush=True)
+        sys.stdin.readline()
     def on_begin(self, job):
         self.note(job)
     def on_event(self, event):
         self.note(event.sequence)
+        if event.kind == sys.argv[3]:
+            sys.argv[3] = "held"
+            self.wait()
     def on_end(self, summary):
         self.note(summary["status"])
 
@@ -237,13 +242,16 @@ model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = [(torch.ones(3), 1)] * 40
 csv = ebbflow.trackers.Csv(f"{folder}/metrics.csv")
-with ebbflow.join(model, optimizer, data, micro=5, epochs=2, name="heard",
+with ebbflow.join(model, optimizer, data, data, micro=5, epochs=2, name="heard",
                   callbacks=[csv, Note()]) as job:
     while sys.argv[3] != "0" and not job._caller._vote.is_elected:
         time.sleep(0.01)
     for epoch in job.epochs():
         for batch in epoch:
             job.step(torch.nn.functional.cross_entropy(model(batch.x), batch.y))
+        job.evaluate(lambda batch: {
+            "loss": torch.nn.functional.cross_entropy(model(batch.x), batch.y)
+        })
 """
 
 
@@ -286,8 +294,8 @@ def rows(folder: Path) -> list[list[str]]:
 def test_the_csv_of_the_process_that_is_elected_last_has_all_events(
     place: Place, script: Path, tmp_path: Path
 ) -> None:
-    first = place.script(script, str(tmp_path), "first", "9")
-    # It has recorded events of steps.
+    first = place.script(script, str(tmp_path), "first", "train")
+    # It has recorded the first step. Until it goes on, the first epoch does not end.
     first.arrive()
     before = rows(tmp_path)
     second = place.script(script, str(tmp_path), "second", "0", gate="join")
@@ -298,12 +306,13 @@ def test_the_csv_of_the_process_that_is_elected_last_has_all_events(
     assert second.end()[0] == 0
     expected = []
     for event in place.client.watch("heard"):
-        found = trackers.scalars(event)
-        for name, value in {} if found is None else found[1].items():
-            if name != "train/epoch":
-                place_of = (event.sequence, event.unix_ms, event["epoch"], event["step"] + 1)
+        updates, values = trackers.scalars(event) or (0, {})
+        place_of = [event.sequence, event.unix_ms, event.get("epoch"), updates]
+        for name, value in values.items():
+            if not name.endswith("/epoch"):
                 expected.append([*map(str, place_of), name, repr(value)])
-    assert len(expected) == 16 * 5
+    # A step has five metrics, an evaluation the loss.
+    assert len(expected) == 16 * 5 + 2
     assert rows(tmp_path) == expected
     assert before and before == expected[: len(before)]
 

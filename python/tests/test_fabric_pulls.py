@@ -51,14 +51,15 @@ from ebbflow.fabric import LoggerCallback
 class Breaks(LoggerCallback):
     def log_train_metrics(self, metrics, iteration, epoch, workers):
         if iteration == 6 and sys.argv[2:]:
+            opened = [int(number) for number in os.listdir("/proc/self/fd")]
+            # Nothing is opened any more. What is open stays.
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            # Of no number is there a new one. Those that are open stay.
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
-            print(f"broken: {broken(sys.argv[2:])}", file=sys.stderr, flush=True)
+            print(f"broken: {broken(opened, sys.argv[2:])}", file=sys.stderr, flush=True)
 
-def broken(ps):
+def broken(descriptors, ps):
     found = 0
-    for number in map(int, os.listdir("/proc/self/fd")):
+    for number in descriptors:
         try:
             opened = socket.socket(fileno=number)
         except OSError:

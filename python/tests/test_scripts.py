@@ -371,7 +371,6 @@ def test_variables_of_the_product_reach_a_submitted_job(place: Place, tmp_path: 
     text = text.replace("    def __getitem__(self, record):\n", hold)
     script, data = code(tmp_path, text), tmp_path / "records"
     data.mkdir()
-    (data / "hold").touch()
     random = np.random.default_rng(3)
     for name in ("train.npy", "test.npy"):
         np.save(data / name, random.normal(size=(20, 6)).astype(np.float32))
@@ -389,6 +388,7 @@ def test_variables_of_the_product_reach_a_submitted_job(place: Place, tmp_path: 
     reason = json.loads(said)["reason"]
     assert "ValueError: EDT_PULL_FAILED_LIMITS = 'many': expected a number from 1 to" in reason
 
+    (data / "hold").touch()
     good = submitted("7")
     place.wait_for_workers("train", 1)
     # A process of the script without these variables has other limits. It is told those of the job.

@@ -56,7 +56,8 @@ def rewound() -> list[Event]:
 
     The evaluation of version 2 is told among the steps behind it.
     """
-    train = {"samples": 8, "samples_per_second": 9.5, "workers": 2, "learning_rate": 0.1}
+    train: dict[str, Any] = {"samples": 8, "samples_per_second": 9.5, "workers": 2}
+    train["learning_rate"] = 0.1
     kinds: list[dict[str, Any]] = [
         *({"event": "train", "step": step, "epoch": 0, "loss": 0.75} | train for step in range(3)),
         {"event": "eval", "epoch": 0, "step": 2, "loss": 0.5},
