@@ -35,7 +35,12 @@ def libraries_are_patient_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def events() -> list[Event]:
     """Return the events of a job with two steps, an evaluation, and a lot beside."""
-    train = {"samples": 8, "samples_per_second": 9.5, "workers": 2, "learning_rate": 0.1}
+    train: dict[str, Any] = {
+        "samples": 8,
+        "samples_per_second": 9.5,
+        "workers": 2,
+        "learning_rate": 0.1,
+    }
     kinds: list[dict[str, Any]] = [
         {"event": "state", "state": "running", "reason": ""},
         {"event": "train", "step": 0, "epoch": 0, "loss": 0.75, **train},
