@@ -16,6 +16,7 @@ pub use proto::metrics::Evaluation;
 use proto::plan::Microbatch;
 use proto::spec::JobSpec;
 use proto::tensor::{TensorRole, TensorSpec, Values};
+use proto::worst::RecordLoss;
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -114,6 +115,19 @@ pub trait Model: Send {
     /// The errors of both.
     fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
         Ok((self.evaluate(batch)?, self.predict(batch)?))
+    }
+
+    /// Returns what [`evaluate`](Self::evaluate) returns, and the `most` records of the batch with
+    /// the largest losses, or all. Only a program that drives the model is asked. Default: the model
+    /// tells no losses.
+    ///
+    /// # Errors
+    /// The errors of [`evaluate`](Self::evaluate), or the model tells no losses of records.
+    fn evaluate_and_list(&mut self, batch: &Batch, most: usize) -> Result<(Evaluation, Vec<RecordLoss>)> {
+        let _ = (batch, most);
+        let reason = "this model tells no losses of records, which `evaluation.worst` needs; implement \
+                      `Model::evaluate_and_list` for it";
+        Err(Error::Engine { what: "evaluate".to_owned(), reason: reason.to_owned() })
     }
 
     /// Returns the tensors of the model's `state_dict` that no step changes. They are exported, but

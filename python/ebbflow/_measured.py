@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ebbflow._listed import PARTS as LISTED
+
 #: Names in an event of an evaluation that are no metrics.
 KNOWN = frozenset({"event", "sequence", "unix_ms", "epoch", "step", "set"})
 
 #: Names that the function of ``job.evaluate`` returns beside metrics.
-_PARTS = ("loss", "outputs", "labels")
+_PARTS = ("loss", "outputs", "labels", *LISTED)
 
 
 class Sums(ABC):

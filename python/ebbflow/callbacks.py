@@ -36,8 +36,8 @@ class Callback:
     def on_worst(self, worst: Worst, updates: int) -> None:
         """Hear which records had the largest losses, after ``updates`` updates.
 
-        It comes after the last event, from :func:`follow` alone, for a job file with
-        ``evaluation.worst``.
+        It comes after the last event, for ``worst`` of ``ebbflow.join``, and from :func:`follow`
+        also for a job file with ``evaluation.worst``.
         """
 
     def on_end(self, summary: Mapping[str, Any]) -> None:
@@ -108,13 +108,18 @@ class Caller:
         self._waiting.append(event)
         self._call()
 
-    def end(self, summary: Mapping[str, Any]) -> None:
-        """Take the end. Waits until a process has called all objects: this one or another one."""
+    def end(self, summary: Mapping[str, Any], worst: Worst | None = None, updates: int = 0) -> None:
+        """Take the end. Waits until a process has called all objects: this one or another one.
+
+        ``worst`` has the worst records after ``updates`` updates, if the job lists some.
+        """
         while self._vote.wait():
             self._call()
             if self._waiting:
                 continue
             for callback in self._callbacks:
+                if worst:
+                    callback.on_worst(worst, updates)
                 callback.on_end(summary)
             self._vote.finish()
             return

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ebbflow import _native
 from ebbflow._device import check_kind
 from ebbflow._leaving import Leaving
+from ebbflow._listed import PARTS, listed
 from ebbflow._measured import KNOWN, Sums, metrics_of, parts
 from ebbflow._memory import keep_free_memory
 from ebbflow._reach import agent_of, full, secrets
@@ -36,6 +37,7 @@ from ebbflow.records import EVALUATION
 from ebbflow.state import State, described, room
 from ebbflow.status import Event
 from ebbflow.tensors import parsed
+from ebbflow.worst import Worst
 
 _LOG = logging.getLogger("ebbflow")
 
@@ -136,6 +138,8 @@ class Session:
         history: Metrics of each evaluation, with its epoch and step.
         summary: The job in numbers, as in ``summary.json``, when it has ended.
         workers: Number of processes that train, as of the newest step that this one heard of.
+        worst: Records with the largest losses in the last evaluation, when the job has ended, if
+            ``join`` got ``worst``.
     """
 
     def __init__(
@@ -175,6 +179,7 @@ class Session:
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] | None = None
         self.workers = 1
+        self.worst = Worst([], b"")
 
     @property
     def model_sha256(self) -> str | None:
@@ -319,7 +324,9 @@ class Session:
                 ``accuracy``, ``top5`` (or another k), ``log_loss``, ``perplexity`` (the mean
                 negative log likelihood), ``mae``, ``mse`` and ``rmse`` (the mean square), or other
                 names. With ``metrics`` it also returns ``outputs``, and ``labels`` if they are not
-                ``batch.y``. It is called without gradients, and with the model in evaluation mode.
+                ``batch.y``. With ``worst`` of ``join`` it also returns ``losses``, one for each
+                record, and may return ``outputs``, ``labels`` and ``images`` for the list. It is
+                called without gradients, and with the model in evaluation mode.
             metrics: Metrics by name, the same ones in every process: functions of outputs and
                 labels, which return the mean over the batch or a sum and its count; metrics of
                 torchmetrics whose states are sums; metrics of Keras whose variables are.
@@ -330,7 +337,8 @@ class Session:
 
         Raises:
             SessionError: The job has no ``eval_data``, or no epoch has begun.
-            TypeError: A metric is of a kind that does not add up over processes.
+            TypeError: A metric is of a kind that does not add up over processes, or ``worst`` lacks
+                the losses.
             SessionFailedError: The job has failed or was cancelled.
         """
         if self._evaluation is None:
@@ -407,9 +415,10 @@ class Session:
             means = [
                 (name, float(value) * count, count)
                 for name, value in found.items()
-                if name not in {"loss", "outputs", "labels", *self._metrics}
+                if name not in {"loss", "outputs", "labels", *PARTS, *self._metrics}
             ]
-            request.answer(float(found["loss"]) * count, means, sums)
+            worst = listed(found, batch, request.worst) if request.worst else []
+            request.answer(float(found["loss"]) * count, means, sums, worst)
         except BaseException as error:
             self._refuse(request, error)
             raise
@@ -532,8 +541,10 @@ class Session:
         weights: bytes | None,
         exported: bool,
         state: bytes | None,
+        worst: tuple[list[tuple[str, bytes | None]], bytes],
     ) -> None:
         self.summary = summary
+        self.worst = Worst(*worst)
         last = _metrics_in(self.history[-1]) if self.history else {}
         self.metrics = last | summary["final"]
         trained = weights if summary["status"] == "succeeded" else None
@@ -543,7 +554,8 @@ class Session:
                 self._state.end(state)
             self.elected = exported
         if self._caller is not None:
-            self._caller.end(summary)
+            updates = int(self.history[-1]["step"]) if self.history else 0
+            self._caller.end(summary, self.worst, updates)
         if trained is None:
             raise SessionFailedError(f"{summary['job']} {summary['status']}: {summary['reason']}")
 
@@ -573,6 +585,7 @@ def join(
     checkpoint_every: int = 1,
     limits: Mapping[str, Any] | None = None,
     data_patience: str = "1m",
+    worst: int = 0,
     callbacks: Sequence[Callback] = (),
     name: str | None = None,
     master: str | None = None,
@@ -624,6 +637,8 @@ def join(
         data_patience: Time during which a failed request for data by URL is repeated, with waits
             that double from 0.2s. Then the task fails. At most 10min; a few attempts are made in
             any case. It is for :func:`ebbflow.data.source`.
+        worst: Number of records with the largest losses in the last evaluation that the results
+            list, at most 1000. The function of ``job.evaluate`` tells the losses. Default: none.
         callbacks: Objects that hear the events of the job, in one elected process at a time. Each
             process gives its own.
         name: Name of the job: letters, digits, ``-``, ``_`` and ``.``. In ``ebb run SCRIPT.py`` and
@@ -671,6 +686,11 @@ def join(
         records = len(train_data if isinstance(train_data, Source) else train)
         steps_per_epoch = math.ceil(math.ceil(records / max(1, micro)) / per_update)
     settings = engine.settings(optimizer, steps_per_epoch * epochs)
+    if worst and evaluation is None:
+        raise ValueError(
+            f"worst = {worst} lists records of eval_data, which join did not get; give it, or "
+            "remove worst"
+        )
     if clip_norm is not None:
         settings["clip_norm"] = float(clip_norm)
     if scheduler is not None:
@@ -689,6 +709,8 @@ def join(
         "consistency": {"mode": mode, "delay": delay},
         "limits": {"stall": _PATIENT, **(limits or {})},
     }
+    if worst:
+        spec["evaluation"] = {"worst": worst}
     if workers is not None:
         spec["fleet"] = {"workers": {"min": 1, "max": workers}}
     device = engine.device()

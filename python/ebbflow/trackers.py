@@ -5,8 +5,8 @@
 A process that is elected later records the job again from its first event on. Each tracker leaves
 one record of the job then, not two. A job that goes back to a checkpoint trains some steps again:
 ``Csv`` and ``TensorBoard`` drop what they recorded of these, ``WandB`` and ``MLflow`` note it.
-Libraries are imported when a tracker is made. With ``ebbflow.callbacks.follow`` they record the
-worst records of a job file, too.
+Libraries are imported when a tracker is made. They record the worst records of a loop, too, and
+with ``ebbflow.callbacks.follow`` those of a job file.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ _COLUMNS = ("record", "file", "row", "loss", "label", "outputs", "places", "text
 class Worst(Sequence[dict[str, Any]]):
     """The worst records of a job, the largest loss first, of one validation set after the other.
 
-    Each is a dictionary with the fields of ``worst.jsonl``. Where an input is an image,
-    ``record["image"]`` has the bytes of a PNG file.
+    Each is a dictionary with the fields of ``worst.jsonl``. Where an input is an image, or the loop
+    returned ``images``, ``record["image"]`` has the bytes of a PNG file.
 
     Attributes:
         summary: What TensorBoard shows of them: an encoded message ``Summary``.

@@ -12,18 +12,25 @@ use crate::error::Result;
 /// Collects the worst records while batches are evaluated.
 pub(crate) struct WorstRecords<'a> {
     spec: &'a ModelSpec,
+    /// Whether a program drives the model. Only its loop knows the losses of records.
+    is_driven: bool,
     found: Worst,
 }
 
 impl<'a> WorstRecords<'a> {
     /// Creates the collection of a job. `None`: the job lists no records.
     pub(crate) fn of(spec: &'a JobSpec) -> Option<Self> {
-        let most = spec.evaluation.worst as usize;
-        (most > 0).then(|| Self { spec: &spec.model, found: Worst::new(most) })
+        let found = spec.worst();
+        (found.most() > 0).then(|| Self { spec: &spec.model, is_driven: spec.is_driven(), found })
     }
 
     /// Evaluates a batch with the loaded weights, and notes its worst records.
     pub(crate) fn evaluate(&mut self, model: &mut dyn Model, batch: &Batch) -> Result<Evaluation> {
+        if self.is_driven {
+            let (evaluation, records) = model.evaluate_and_list(batch, self.found.most())?;
+            self.found.extend(records);
+            return Ok(evaluation);
+        }
         if self.spec.loss == Loss::Module {
             return self.evaluate_script(model, batch);
         }
@@ -61,7 +68,7 @@ impl<'a> WorstRecords<'a> {
     }
 }
 
-/// Adds previews to the first `previews` records of a list.
+/// Adds previews to the first `previews` records of a list that have none.
 ///
 /// # Errors
 /// A file of the data is damaged or has changed.
@@ -70,7 +77,10 @@ pub(crate) fn show(worst: &mut [pb::RecordLoss], data: &Dataset, previews: usize
     let shown = &mut worst[..first];
     let records: Vec<_> = shown.iter().map(|found| found.record).collect();
     for (found, preview) in shown.iter_mut().zip(data.previews(&records)?) {
-        found.preview = preview.map(|Preview { png, text }| pb::Preview { png, text });
+        // The loop of a program may have made one.
+        if found.preview.is_none() {
+            found.preview = preview.map(|Preview { png, text }| pb::Preview { png, text });
+        }
     }
     Ok(())
 }
@@ -116,12 +126,26 @@ mod tests {
             let loss_sum = batch.values().into_iter().flatten().map(|&label| f64::from(label)).sum();
             Ok(Evaluation { samples: batch.samples as u64, loss_sum, ..Evaluation::default() })
         }
+
+        fn evaluate_and_list(
+            &mut self,
+            batch: &Batch,
+            most: usize,
+        ) -> model::Result<(Evaluation, Vec<RecordLoss>)> {
+            let mut found = Worst::new(most).with_previews(most);
+            for (&record, &loss) in batch.records.iter().zip(batch.values().unwrap_or_default()) {
+                let preview = Some(Preview { text: format!("record {record}"), ..Preview::default() });
+                let told = RecordLoss::new(record, f64::from(loss), Label::Long, &[]);
+                found.add(RecordLoss { preview, ..told });
+            }
+            Ok((self.evaluate(batch)?, found.into_records()))
+        }
     }
 
-    fn spec(loss: &str) -> JobSpec {
+    fn spec(model: &str) -> JobSpec {
         JobSpec::from_json(&format!(
             r#"{{
-                "name": "x", "epochs": 1, "model": {{ "script": "x.pt", "loss": "{loss}" }}, "batch": {{ "micro": 4 }},
+                "name": "x", "epochs": 1, "model": {{ {model} }}, "batch": {{ "micro": 4 }},
                 "data": {{ "format": "csv", "train": {{ "files": ["t.csv"] }}, "validation_fraction": 0.5 }},
                 "optimizer": {{ "kind": "sgd", "learning_rate": 0.1 }}, "evaluation": {{ "worst": 2 }}
             }}"#
@@ -131,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_script_that_computes_its_loss_gets_each_record_alone() {
-        let spec = spec("module");
+        let spec = spec(r#""script": "x.pt", "loss": "module""#);
         let mut worst = WorstRecords::of(&spec).unwrap();
         let batch = Batch::of(&[0.0; 3], &[1], &Values::F32(vec![0.5, 2.0, 1.0]), 3);
         assert_eq!(worst.evaluate(&mut Script, &batch).unwrap().loss_sum, 3.5);
@@ -140,8 +164,22 @@ mod tests {
     }
 
     #[test]
+    fn a_loop_tells_the_losses_of_its_records_and_their_previews() {
+        let spec = spec(r#""builtin": "python", "loss": "module""#);
+        let mut worst = WorstRecords::of(&spec).unwrap();
+        for (first, labels) in [(0, [0.5, 2.0, 1.0]), (3, [0.25, 1.5, 0.0])] {
+            let batch = Batch::of(&[0.0; 3], &[1], &Values::F32(labels.to_vec()), 3);
+            let batch = Batch { records: (first..first + 3).collect(), ..batch };
+            assert_eq!(worst.evaluate(&mut Script, &batch).unwrap().samples, 3);
+        }
+        let shown = |found: pb::RecordLoss| (found.record, found.loss, found.preview.unwrap().text);
+        let found: Vec<_> = worst.finish().into_iter().map(shown).collect();
+        assert_eq!(found, [(1, 2.0, "record 1".to_owned()), (4, 1.5, "record 4".to_owned())]);
+    }
+
+    #[test]
     fn a_network_without_outputs_is_refused_with_the_setting() {
-        let spec = spec("mse");
+        let spec = spec(r#""script": "x.pt", "loss": "mse""#);
         let batch = Batch::of(&[0.0], &[1], &Values::F32(vec![0.5]), 1);
         let error = WorstRecords::of(&spec).unwrap().evaluate(&mut Script, &batch).unwrap_err().to_string();
         assert!(

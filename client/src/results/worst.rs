@@ -32,6 +32,8 @@ struct Line<'a> {
     set: &'a str,
     /// Number of the record over all files of its set.
     record: u64,
+    /// Absent: a loop in Python has the records.
+    #[serde(skip_serializing_if = "str::is_empty")]
     file: &'a str,
     /// Number of the record in the file.
     row: u64,

@@ -9,7 +9,7 @@ use proto::pb;
 use proto::pb::JobState;
 use proto::pb::event::Kind as Event;
 use proto::predictions::folder_of;
-use proto::spec::{DataSet, Purpose};
+use proto::spec::{DataSet, Format, Purpose};
 use proto::worst::RecordLoss;
 
 use super::evaluations::MeasuredSet;
@@ -242,7 +242,9 @@ impl Job {
     /// count over the files of the set.
     pub(super) fn worst_of(&self, set: &MeasuredSet) -> Vec<pb::WorstRecord> {
         let data = &self.spec.data;
-        let files = data.files_of(DataSet::Validation).and_then(|source| data.files(source));
+        // Records of a loop have no files: names in its lists are numbers of records.
+        let source = data.files_of(DataSet::Validation).filter(|_| data.format != Format::Index);
+        let files = source.and_then(|source| data.files(source));
         let first_file = data.first_validation_file(&set.name);
         let before: u64 = self.records_of(DataSet::Validation).iter().take(first_file).sum();
         let record = |found: &RecordLoss| {

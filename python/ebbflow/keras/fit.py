@@ -34,7 +34,7 @@ def fit(
         validation_data: Records on which the model is measured after each epoch; the same kinds.
         epochs: Passes over ``train_data``.
         batch_size: Records of a batch. ``effective`` says those of an update.
-        options: Other settings of :func:`join`.
+        options: Other settings of :func:`join`, except ``worst``.
 
     Returns:
         The job after its end. ``history`` has the metrics of each epoch under Keras' names.
@@ -46,6 +46,11 @@ def fit(
         UntranslatableError: The ps cannot apply the optimizer.
         SessionFailedError: The job has failed or was cancelled.
     """
+    if "worst" in options:
+        raise TypeError(
+            "ebbflow.keras.fit has no `worst`: it knows no losses of records; use "
+            "ebbflow.keras.join, with a loop of your own"
+        )
     compiled = Compiled(model)
     check_loss(model.loss)
     collate = options.get("collate")

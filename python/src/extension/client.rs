@@ -19,7 +19,15 @@ use super::session::cluster::through;
 use super::wait::{runtime, wait};
 
 /// A line and an image of each record, and a message of TensorBoard.
-type Worst<'py> = (Vec<(String, Option<Bound<'py, PyBytes>>)>, Bound<'py, PyBytes>);
+pub(super) type Worst<'py> = (Vec<(String, Option<Bound<'py, PyBytes>>)>, Bound<'py, PyBytes>);
+
+/// Returns the worst records of a job for Python.
+pub(super) fn shown(py: Python<'_>, found: WorstRecords) -> Worst<'_> {
+    let WorstRecords { records, summary } = found;
+    let image = |image: Option<Vec<u8>>| image.map(|image| PyBytes::new(py, &image));
+    let records = records.into_iter().map(|(line, found)| (line, image(found))).collect();
+    (records, PyBytes::new(py, &summary))
+}
 
 /// A user's connection to a master.
 #[pyclass(module = "ebbflow._native", frozen)]
@@ -155,10 +163,7 @@ impl Client {
     /// Returns the worst records of a job, each with its image, and what TensorBoard shows of them.
     fn worst<'py>(&self, py: Python<'py>, job: &str) -> PyResult<Worst<'py>> {
         let status = self.call(py, async |client| client.status(job).await)?;
-        let WorstRecords { records, summary } = WorstRecords::of(&status);
-        let image = |image: Option<Vec<u8>>| image.map(|image| PyBytes::new(py, &image));
-        let records = records.into_iter().map(|(line, found)| (line, image(found))).collect();
-        Ok((records, PyBytes::new(py, &summary)))
+        Ok(shown(py, WorstRecords::of(&status)))
     }
 
     /// Returns the bytes of an ended job's model, if it has one.

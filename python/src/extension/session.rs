@@ -21,6 +21,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use client::results::WorstRecords;
 use client::security::Keys;
 use proto::numerics::Numerics;
 use proto::spec::JobSpec;
@@ -34,6 +35,7 @@ use self::cluster::Place;
 use self::driven::Description;
 pub(super) use self::region::Region;
 pub(super) use self::request::{Evaluate, Train, microbatch_key};
+use super::client::shown;
 use super::secrets::Secrets;
 
 /// Time between two looks at signals, such as Ctrl-C, while the loop waits.
@@ -46,8 +48,8 @@ enum Message {
     /// A line of JSON, as `ebb watch --json` prints it, and the sums of the loop's own metrics.
     Event(String, Vec<(String, Vec<f64>)>),
     /// The job has ended: its summary as JSON, its weights as a safetensors file, whether this
-    /// process exported them, and the state of the loop, if it wrote any.
-    Ended(String, Option<Vec<u8>>, bool, Option<Vec<u8>>),
+    /// process exported them, the state of the loop, if it wrote any, and the worst records.
+    Ended(String, Option<Vec<u8>>, bool, Option<Vec<u8>>, WorstRecords),
     /// This process cannot go on.
     Broken(String),
 }
@@ -188,10 +190,11 @@ impl Message {
             Self::Train(train) => Py::new(py, train)?.into_any(),
             Self::Evaluate(evaluate) => Py::new(py, evaluate)?.into_any(),
             Self::Event(line, sums) => ("event", line, sums).into_pyobject(py)?.into_any().unbind(),
-            Self::Ended(summary, weights, exported, state) => {
+            Self::Ended(summary, weights, exported, state, found) => {
                 let [weights, state] =
                     [weights, state].map(|content| content.map(|content| PyBytes::new(py, &content)));
-                ("ended", summary, weights, exported, state).into_pyobject(py)?.into_any().unbind()
+                let ended = ("ended", summary, weights, exported, state, shown(py, found));
+                ended.into_pyobject(py)?.into_any().unbind()
             }
             Self::Broken(reason) => ("broken", reason).into_pyobject(py)?.into_any().unbind(),
         })

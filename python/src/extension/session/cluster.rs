@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use client::results::metrics;
+use client::results::{WorstRecords, metrics};
 use client::security::Keys;
 use client::{Client, Dialer, Followed, Local, Submission, report};
 use model::{Model, Registry};
@@ -227,7 +227,8 @@ impl Part<'_> {
         let has_state = status.artifacts.iter().any(|artifact| artifact.name == STATE);
         let state = if has_state { client.file(&status, STATE).await? } else { None };
         let exported = self.exported.load(Ordering::Relaxed);
-        Ok(Message::Ended(report::Summary::new(&status).to_text(), weights, exported, state))
+        let summary = report::Summary::new(&status).to_text();
+        Ok(Message::Ended(summary, weights, exported, state, WorstRecords::of(&status)))
     }
 }
 

@@ -11,6 +11,7 @@ use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, U
 use proto::ids::Epoch;
 use proto::plan::Microbatch;
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
+use proto::worst::RecordLoss;
 use pyo3::types::PyBytesMethods as _;
 
 use super::request::{Evaluate, Pulled, Train};
@@ -153,6 +154,20 @@ impl Driven {
             Err(_) => Err(gone(&what())),
         }
     }
+
+    /// Asks the loop for measurements, and for the `most` records with the largest losses.
+    fn measure(&self, batch: &Batch, most: usize) -> Result<(Evaluation, Vec<RecordLoss>)> {
+        let epoch = self.epoch;
+        let (answer, answered) = sync_channel(1);
+        let evaluate = Evaluate::new(epoch, batch.clone(), self.pulled(), most, answer);
+        let what = || format!("evaluation of epoch {epoch}");
+        self.link.send(Message::Evaluate(evaluate)).map_err(|_| gone(&what()))?;
+        match answered.recv() {
+            Ok(Ok(measured)) => Ok(measured),
+            Ok(Err(reason)) => Err(failed(&what(), &reason)),
+            Err(_) => Err(gone(&what())),
+        }
+    }
 }
 
 impl Model for Driven {
@@ -208,16 +223,11 @@ impl Model for Driven {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
-        let epoch = self.epoch;
-        let (answer, answered) = sync_channel(1);
-        let evaluate = Evaluate::new(epoch, batch.clone(), self.pulled(), answer);
-        let what = || format!("evaluation of epoch {epoch}");
-        self.link.send(Message::Evaluate(evaluate)).map_err(|_| gone(&what()))?;
-        match answered.recv() {
-            Ok(Ok(evaluation)) => Ok(evaluation),
-            Ok(Err(reason)) => Err(failed(&what(), &reason)),
-            Err(_) => Err(gone(&what())),
-        }
+        Ok(self.measure(batch, 0)?.0)
+    }
+
+    fn evaluate_and_list(&mut self, batch: &Batch, most: usize) -> Result<(Evaluation, Vec<RecordLoss>)> {
+        self.measure(batch, most)
     }
 
     fn constants(&self) -> Result<Vec<Constant>> {

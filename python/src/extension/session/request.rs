@@ -11,6 +11,7 @@ use proto::plan::Microbatch;
 use proto::random;
 use proto::register;
 use proto::tensor::Values;
+use proto::worst::{Label, PREVIEW_BYTES_MAX, Preview, RecordLoss};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -19,6 +20,10 @@ use super::region::Region;
 
 /// Where an answer goes. `None`: it was given.
 type Answer<T> = Mutex<Option<SyncSender<Result<T, String>>>>;
+
+/// A record as Python tells it: its place in the batch, its loss, its label as classes or as values,
+/// its outputs, and its image as a PNG file, which may be empty.
+type Told<'py> = (usize, f64, Vec<i64>, Vec<f32>, Vec<f32>, Bound<'py, PyBytes>);
 
 /// A version of the job's tensors, as this process pulled it.
 pub(super) struct Pulled {
@@ -198,7 +203,9 @@ pub(crate) struct Evaluate {
     epoch: Epoch,
     batch: Batch,
     pulled: Pulled,
-    answer: Answer<Evaluation>,
+    /// Number of records with the largest losses that the answer lists, or all.
+    worst: usize,
+    answer: Answer<(Evaluation, Vec<RecordLoss>)>,
 }
 
 impl Evaluate {
@@ -206,9 +213,32 @@ impl Evaluate {
         epoch: Epoch,
         batch: Batch,
         pulled: Pulled,
-        answer: SyncSender<Result<Evaluation, String>>,
+        worst: usize,
+        answer: SyncSender<Result<(Evaluation, Vec<RecordLoss>), String>>,
     ) -> Self {
-        Self { epoch, batch, pulled, answer: Mutex::new(Some(answer)) }
+        Self { epoch, batch, pulled, worst, answer: Mutex::new(Some(answer)) }
+    }
+
+    /// Returns a record that Python tells.
+    fn listed(&self, told: Told<'_>) -> PyResult<RecordLoss> {
+        let (at, loss, classes, values, outputs, png) = told;
+        let record = self.batch.records.get(at).copied().ok_or_else(|| {
+            PyValueError::new_err(format!("the batch has {} records, and none at {at}", self.batch.samples))
+        })?;
+        let label = match (classes.is_empty(), values.is_empty()) {
+            (false, _) => Label::Classes(classes),
+            (true, false) => Label::Values(values),
+            (true, true) => Label::Long,
+        };
+        let png = png.as_bytes();
+        if png.len() > PREVIEW_BYTES_MAX {
+            return Err(PyValueError::new_err(format!(
+                "an image has at most {PREVIEW_BYTES_MAX} bytes, found {}",
+                png.len()
+            )));
+        }
+        let preview = (!png.is_empty()).then(|| Preview { png: png.to_vec().into(), text: String::new() });
+        Ok(RecordLoss { preview, ..RecordLoss::new(record, loss, label, &outputs) })
     }
 }
 
@@ -246,15 +276,30 @@ impl Evaluate {
         Some(PyBytes::new(py, &self.pulled.state()?))
     }
 
-    /// Answers with the sum of the records' losses, with sum and number of terms of each mean, and
-    /// with sums of the program's own metrics: a name, the numbers, and whether they are a sum and
-    /// its count. A mean with a name that jobs do not know is the program's own too.
+    /// Number of records with the largest losses that the answer lists, or all.
+    #[getter]
+    fn worst(&self) -> usize {
+        self.worst
+    }
+
+    /// Answers with the sum of the records' losses, with sum and number of terms of each mean, with
+    /// sums of the program's own metrics (a name, the numbers, and whether they are a sum and its
+    /// count), and with the distinct records that have the largest losses. A mean with a name that
+    /// jobs do not know is the program's own too.
     fn answer(
         &self,
         loss_sum: f64,
         means: Vec<(String, f64, u64)>,
         sums: Vec<(String, Vec<f64>, bool)>,
+        worst: Vec<Told<'_>>,
     ) -> PyResult<()> {
+        let (expected, found) = (self.worst.min(self.batch.records.len()), worst.len());
+        if found != expected {
+            return Err(PyValueError::new_err(format!(
+                "expected {expected} records with their losses, found {found}"
+            )));
+        }
+        let listed = worst.into_iter().map(|told| self.listed(told)).collect::<PyResult<Vec<_>>>()?;
         let samples = self.batch.records.len() as u64;
         let mut evaluation = Evaluation { samples, loss_sum, ..Evaluation::default() };
         let own = |(name, values, is_mean)| (name, Sum { values, is_mean });
@@ -274,7 +319,7 @@ impl Evaluate {
         }
         proto::metrics::check_sums(&evaluation.sums).map_err(wrong)?;
         let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let _ = answer.ok_or_else(answered)?.send(Ok(evaluation));
+        let _ = answer.ok_or_else(answered)?.send(Ok((evaluation, listed)));
         Ok(())
     }
 
