@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 #: Tensors of at most so many elements are compared as a whole.
@@ -12,13 +13,20 @@ WHOLE_MAX = 4096
 #: Parts of a larger tensor, each of which has one element that is compared.
 PARTS = 512
 
+#: Slabs of all larger tensors, at least. With each version another one is compared as a whole.
+SLABS = 128
+
+#: Most elements of a slab.
+SLAB_MAX = 1 << 18
+
 
 class Marks:
     """Elements of tensors, kept to be compared with what is there later.
 
     Small tensors are kept as a whole. Of a large one the first element, the last one, and one of
     each of ``PARTS`` equal parts are kept. So a write to all of it, or to a large part of it, is
-    found. A write to a few elements of a large tensor may not be.
+    found. A write to a few elements of a large tensor may not be. But each :meth:`keep` keeps
+    another slab of the large tensors, so a write that is repeated after each of them is found.
 
     Args:
         tensors: The tensors. Their memory may be another one later.
@@ -38,17 +46,45 @@ class Marks:
             groups.setdefault((tensor.dtype, tensor.device), []).append(number)
         self._groups = list(groups.values())
         self._kept: list[Any] = []
+        self._slabs = itertools.cycle(self._all_slabs())
+        self._slab: tuple[int, int, int] | None = None
+        self._slab_kept: Any = None
 
     def keep(self) -> None:
         """Keep what the tensors have now."""
         self._kept = [self._elements(group) for group in self._groups]
+        self._slab = next(self._slabs, None)
+        if self._slab is not None:
+            self._slab_kept = self._elements_of(*self._slab).clone()
 
     def written(self) -> int | None:
         """Return the number of a tensor that has changed since :meth:`keep`, if one has."""
         for group, kept in zip(self._groups, self._kept, strict=False):
             if not self._is_kept(group, kept):
                 return self._first(group, kept)
+        if self._slab is not None and not _same(self._elements_of(*self._slab), self._slab_kept):
+            return self._slab[0]
         return None
+
+    def _all_slabs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the slabs of the large tensors: the number of one, and a range of its elements."""
+        counts = {
+            number: tensor.numel()
+            for number, (tensor, places) in enumerate(zip(self._tensors, self._places, strict=True))
+            if places is not None
+        }
+        length = max(WHOLE_MAX, min(SLAB_MAX, sum(counts.values()) // SLABS))
+        for number, count in counts.items():
+            for begin in range(0, count, length):
+                yield number, begin, min(begin + length, count)
+
+    def _elements_of(self, number: int, begin: int, end: int) -> Any:
+        import torch
+
+        tensor = self._tensors[number].detach()
+        if tensor.is_contiguous():
+            return tensor.view(-1)[begin:end]
+        return torch.take(tensor, torch.arange(begin, end, device=tensor.device))
 
     def _first(self, group: list[int], kept: Any) -> int:
         counts = [self._counts[number] for number in group]

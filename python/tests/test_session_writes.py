@@ -115,7 +115,7 @@ def test_a_large_tensor_is_compared_in_all_of_its_parts() -> None:
         tensor[end] += 1
         assert marks.written() == 1
         marks.keep()
-    # What is not found: a write to single elements.
+    # What is not found: a write to single elements, outside of the slab of this version.
     (compared,) = [int(places.numel()) for places in marks._places if places is not None]
     assert compared == _marks.PARTS + 2
     places = marks._places[1]
@@ -123,6 +123,27 @@ def test_a_large_tensor_is_compared_in_all_of_its_parts() -> None:
     missed = set(range(part)) - set(places.tolist())
     tensor[min(missed)] += 1
     assert marks.written() is None
+
+
+def test_a_write_to_one_element_that_is_repeated_is_found_in_any_large_tensor() -> None:
+    counts = [5, 3 * _marks.WHOLE_MAX, 40 * _marks.WHOLE_MAX + 3]
+    turned = torch.zeros(40, 3 * _marks.WHOLE_MAX).t()
+    assert not turned.is_contiguous()
+    tensors = [*map(torch.zeros, counts), turned]
+    marks = _marks.Marks(tensors)
+    for number in (1, 2, 3):
+        places = marks._places[number]
+        assert places is not None
+        chosen = set(places.tolist())
+        for place in (4000, tensors[number].numel() // 2, tensors[number].numel() - 2):
+            assert place not in chosen
+            found = False
+            for _ in range(_marks.SLABS + len(counts)):
+                marks.keep()
+                assert marks.written() is None
+                tensors[number].data[divmod(place, 40) if number == 3 else place] += 1
+                found = found or marks.written() == number
+            assert found, (number, place)
 
 
 def test_what_is_no_number_is_no_write() -> None:
