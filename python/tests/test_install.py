@@ -1,7 +1,8 @@
-"""The wheel in a fresh virtual environment that has NumPy and nothing else."""
+"""The wheel in a fresh virtual environment that has NumPy and nothing else, and then PyTorch."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -20,6 +21,9 @@ from .conftest import DIGITS, needs_programs, needs_there
 ROOT = Path(__file__).parents[2]
 
 TRAIN = ROOT / "examples/python/mnist/train.py"
+
+#: Runs a script, and says which weights it has trained and which the process holds.
+GATED = Path(__file__).with_name("gated.py")
 
 #: The only wheel in this folder is the one that the check built, and installed for these tests.
 WHEELS = Path(sys.prefix).parent / "wheel"
@@ -79,6 +83,12 @@ def lend_numpy(packages: Path) -> None:
         (packages / name).symlink_to(Path(str(numpy.locate_file(name))).resolve())
 
 
+def packages_of(python: Path, folder: Path) -> Path:
+    """Return the folder of an interpreter's packages."""
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(good(python, "-c", ask, folder=folder).strip())
+
+
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Give an environment in which pip has installed the wheel."""
@@ -91,10 +101,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     environment = folder / "environment"
     good(sys.executable, "-m", "venv", "--without-pip", environment, folder=folder)
     python = environment / "bin/python"
-    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    lend_numpy(Path(good(python, "-c", ask, folder=folder).strip()))
+    lend_numpy(packages_of(python, folder))
     # Without `--no-deps`: what else the wheel depended on would be missing.
     (wheel,) = wheels
+    # One wheel is for CPython 3.10 and every later one.
+    assert wheel.stem.split("-")[2:4] == ["cp310", "abi3"], wheel
     good(*PIP, python, "install", "--quiet", "--no-index", wheel, folder=folder)
     yield environment
     # pytest keeps such folders of several runs, and this one is large.
@@ -136,6 +147,36 @@ def test_what_needs_torch_says_so_where_it_is_missing(fresh: Path, tmp_path: Pat
     assert said.returncode == 1
     assert "ClusterError: a TorchScript model needs PyTorch here" in said.stderr, said.stderr
     assert "pip install torch==2.11.0" in said.stderr, said.stderr
+
+
+@pytest.fixture
+def with_torch(fresh: Path, tmp_path: Path) -> Iterator[Path]:
+    """Give the environment while it finds the PyTorch of the tests, and what lies beside it."""
+    needs_there("torch")
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    link = packages_of(fresh / "bin/python", tmp_path) / "torch-of-the-tests.pth"
+    link.write_text(f"{Path(torch.origin).parents[1]}\n")
+    yield fresh
+    link.unlink()
+
+
+def test_the_example_of_pytorch_trains_alone_and_in_four_processes(
+    with_torch: Path, tmp_path: Path
+) -> None:
+    python, ebb = with_torch / "bin/python", with_torch / "bin/ebb"
+    said = good(python, "-c", "import ebbflow; print(ebbflow.__file__)", folder=tmp_path)
+    assert Path(said.strip()).is_relative_to(with_torch)
+    arguments = ("--epochs", "2", "--save-model", tmp_path / "model.pt")
+    said = good(python, GATED, "none", TRAIN, *arguments, folder=tmp_path)
+    alone = json.loads(said.splitlines()[-1])
+    assert alone["held"] == alone["sha"]
+    assert (tmp_path / "model.pt").is_file()
+    command: list[str | Path] = [ebb, "run", TRAIN, "--workers", "4", "--out", tmp_path / "out"]
+    summary = json.loads(good(*command, "--json", "--", *arguments[:2], folder=tmp_path))
+    assert summary["status"] == "succeeded" and summary["model_sha256"] == alone["sha"]
+    model = (tmp_path / "out/model.safetensors").read_bytes()
+    assert hashlib.sha256(model).hexdigest() == alone["sha"]
 
 
 def test_pip_finds_out_how_to_build_a_checkout(tmp_path: Path) -> None:
