@@ -115,7 +115,7 @@ def _pixels(value: Any, count: int) -> Array:
     import numpy
 
     array = _array(value)
-    shape = () if array is None else array.shape
+    shape: tuple[int, ...] = () if array is None else array.shape
     if array is not None and len(shape) == 3:
         array = array[..., numpy.newaxis]
     elif array is not None and len(shape) == 4 and shape[1] in (1, 3):
