@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ebbflow import errors
 
-from .conftest import DIGITS
+from .conftest import DIGITS, needs
 
 SHORT = {"epochs": 2}
 
@@ -73,7 +73,7 @@ def test_a_job_leaves_metrics_and_weights_in_memory() -> None:
 
 
 def test_the_metrics_of_a_job_are_drawn() -> None:
-    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib = needs("matplotlib")
     matplotlib.use("agg")
     result = ebbflow.run(DIGITS, changes=SHORT, progress=False)
     losses, others = result.plot().axes

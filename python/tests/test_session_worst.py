@@ -17,7 +17,7 @@ from ebbflow._listed import listed
 
 from .conftest import Place, Script, needs, needs_there
 
-torch = pytest.importorskip("torch")
+torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow.worst import Worst  # noqa: E402
