@@ -118,8 +118,8 @@ pub trait Model: Send {
     }
 
     /// Returns what [`evaluate`](Self::evaluate) returns, and the `most` records of the batch with
-    /// the largest losses, or all. Only a program that drives the model is asked. Default: the model
-    /// tells no losses.
+    /// the largest losses, or all. Only a program that drives the model is asked. Default: the
+    /// model tells no losses.
     ///
     /// # Errors
     /// The errors of [`evaluate`](Self::evaluate), or the model tells no losses of records.

@@ -79,8 +79,8 @@ pub(super) struct Session {
 impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
-    /// the job computes nothing. Without `data_patience` the process keeps the one that it has. With
-    /// `ahead` the loop also hears which records it will be asked for.
+    /// the job computes nothing. Without `data_patience` the process keeps the one that it has.
+    /// With `ahead` the loop also hears which records it will be asked for.
     #[new]
     #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]

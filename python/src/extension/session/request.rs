@@ -21,8 +21,8 @@ use super::region::Region;
 /// Where an answer goes. `None`: it was given.
 type Answer<T> = Mutex<Option<SyncSender<Result<T, String>>>>;
 
-/// A record as Python tells it: its place in the batch, its loss, its label as classes or as values,
-/// its outputs, and its image as a PNG file, which may be empty.
+/// A record as Python tells it: its place in the batch, its loss, its label as classes or as
+/// values, its outputs, and its image as a PNG file, which may be empty.
 type Told<'py> = (usize, f64, Vec<i64>, Vec<f32>, Vec<f32>, Bound<'py, PyBytes>);
 
 /// A version of the job's tensors, as this process pulled it.
