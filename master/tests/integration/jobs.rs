@@ -103,9 +103,11 @@ async fn two_jobs_run_one_after_the_other_and_share_who_is_idle() {
     let _ps = FakePs::start(&cluster.url, "ps-0").await;
     let mut a = Worker::join(&cluster, "a").await;
     cluster.submit(&job(|spec| spec.name = "first".to_owned()), &[]).await.expect("a good job");
-    let first = a.until_training().await;
+    let step = a.until_training().await;
     cluster.submit(&job(|spec| spec.name = "second".to_owned()), &[]).await.expect("a good job");
-    assert_eq!(first.job, 1);
+    a.do_task(&step).await;
+    let first = a.until_training().await;
+    assert_eq!((step.job, first.job), (1, 1));
     // All of the first job is handed out, so who asks next works on the second.
     let mut b = Worker::join(&cluster, "b").await;
     let second = b.lease().await;
