@@ -41,46 +41,6 @@ edt_model.name = sys.argv[1]
 edt_model.train(2, 8, engines_number=4, num_dataloader_threads=0)
 """
 
-#: The same script. A process with the addresses of the ps among its arguments loses its connections
-#: to them after its sixth batch, and can make no others. It keeps the one to the master.
-LOSES_PS = SCRIPT.replace(
-    "torch.manual_seed",
-    """import os, resource, socket
-from ebbflow.fabric import LoggerCallback
-
-class Breaks(LoggerCallback):
-    def log_train_metrics(self, metrics, iteration, epoch, workers):
-        if iteration == 6 and sys.argv[2:]:
-            opened = [int(number) for number in os.listdir("/proc/self/fd")]
-            # Nothing is opened any more. What is open stays.
-            _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
-            print(f"broken: {broken(opened, sys.argv[2:])}", file=sys.stderr, flush=True)
-
-def broken(descriptors, ps):
-    found = 0
-    for number in descriptors:
-        try:
-            opened = socket.socket(fileno=number)
-        except OSError:
-            continue
-        try:
-            peer = opened.getpeername()
-            # On one host there are Unix sockets beside TCP, with the address in their name.
-            name = peer.decode() if isinstance(peer, bytes) else ":".join(map(str, peer[:2]))
-            if any(address in name for address in ps):
-                opened.shutdown(socket.SHUT_RDWR)
-                found += 1
-        except OSError:
-            pass
-        finally:
-            opened.detach()
-    return found
-
-torch.manual_seed""",
-    1,
-).replace("lr=0.01)\n", "lr=0.01),\n    worker_logger_callback=Breaks(),\n")
-
 #: A partition in a message. The ps that has it is named.
 PARTITION = r"partition \d on ps `ps-[^`]+` at http://127\.0\.0\.1:\d+"
 
@@ -146,31 +106,6 @@ def test_a_process_whose_pulls_fail_for_the_whole_limit_ends_with_the_partition(
     assert re.search(f"PULL_FAILED: pull from {PARTITION}: trying again for 10s", said), said
     # The push of the second update has the same limit, and may reach it first.
     assert re.search(f"SessionFailedError: (pull from|push to) {PARTITION}: ", said), said
-
-
-# S0-09
-def test_a_job_goes_on_in_another_process_when_the_pulls_of_one_fail(
-    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = Script(None, script, "alone").result()
-    assert LOSES_PS.count("Breaks") == 2
-    script.write_text(LOSES_PS)
-    monkeypatch.setenv("EDT_PULL_WEIGHT_TIME_OUT", "0.5")
-    monkeypatch.setenv("EDT_PULL_FAILED_LIMITS", "20")
-    with Cluster(tmp_path, workers=0) as cluster, Place(cluster) as place:
-        addresses = [url.removeprefix("http://") for url in cluster.ps_urls]
-        ends = place.script(script, "one", *addresses, gate="5")
-        ends.arrive()
-        stays = place.script(script, "one", gate="join")
-        stays.arrive()
-        place.wait_for_workers("one", 2)
-        ends.go()
-        assert re.search(r"broken: [1-9]", ends.hear("broken: "))
-        stays.go()
-        code, said = ends.end()
-        assert code == 1, said
-        assert re.search(f"SessionFailedError: (pull from|push to) {PARTITION}: ", said), said
-        assert stays.result()["sha"] == alone["sha"] is not None
 
 
 # S0-08
