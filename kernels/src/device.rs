@@ -3,9 +3,10 @@
 //! Always true here: without the feature `cuda` there is only the processor of the host, and
 //! nothing is asked or stored to know that.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::tensor::DType;
 
@@ -35,6 +36,37 @@ pub const PART_ALIGNMENT: usize = 256;
 pub struct Device {
     #[cfg(feature = "cuda")]
     cuda: Option<Arc<cuda::Device>>,
+}
+
+/// The CUDA devices that a process uses, each opened once. So its roles queue operations on one
+/// stream, in one order, and pass values to each other without a wait. Clones are the same devices.
+#[derive(Clone, Debug, Default)]
+pub struct Devices {
+    /// Folder for compiled kernels.
+    cache: Option<PathBuf>,
+    opened: Arc<Mutex<BTreeMap<usize, Device>>>,
+}
+
+impl Devices {
+    /// Returns devices whose compiled kernels are kept in the folder `cache`.
+    #[must_use]
+    pub fn new(cache: Option<PathBuf>) -> Self {
+        Self { cache, opened: Arc::default() }
+    }
+
+    /// Returns a CUDA device by its number. The first call opens it, which may take seconds.
+    ///
+    /// # Errors
+    /// The errors of [`Device::cuda`]. The next call tries again.
+    pub fn cuda(&self, ordinal: usize) -> Result<Device, Error> {
+        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(device) = opened.get(&ordinal) {
+            return Ok(device.clone());
+        }
+        let device = Device::cuda(ordinal, self.cache.as_deref())?;
+        opened.insert(ordinal, device.clone());
+        Ok(device)
+    }
 }
 
 /// A CUDA device as its driver shows it.

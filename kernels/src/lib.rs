@@ -15,6 +15,7 @@
 //! | [`norm`] | what an update needs to know about the whole model first |
 //! | [`parallel`] | chunks spread over threads |
 //! | [`cpu`] | the kernels for memory of the host |
+//! | [`values`] | values that a worker passes on, on the host or on a device |
 //! | [`telemetry`] | how busy, warm and well CUDA devices are |
 //!
 //! **Invariant:** the result of an operation does not depend on the implementation, the memory or
@@ -37,6 +38,7 @@ pub mod telemetry;
 #[cfg(not(feature = "cuda"))]
 mod unopened;
 mod update;
+pub mod values;
 
 #[cfg(feature = "cuda")]
 pub use cuda::{Opened, Part};

@@ -11,12 +11,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proto::tensor::{DType, ExternalMemory, Values};
+use proto::wire::WireType;
 
+use crate::cpu::cast;
 #[cfg(feature = "cuda")]
 use crate::cuda::memory::{Buffer, Source};
 #[cfg(feature = "cuda")]
@@ -205,6 +207,101 @@ impl Storage {
         }
         to.copy_from_slice(&from.host()[begin..][..bytes]);
         Ok(())
+    }
+
+    /// Copies some floats to memory of the host, in the type `wire`, little-endian. `bytes` says
+    /// which ones, where each has 4 bytes. They are there when this returns.
+    ///
+    /// # Panics
+    /// If these are integers, or fewer.
+    ///
+    /// # Errors
+    /// The floats lie on a device that failed.
+    pub fn read_part(&self, wire: WireType, bytes: Range<usize>) -> Result<Vec<u8>, Error> {
+        assert_eq!(self.dtype, DType::F32, "integers taken as floats");
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &self.memory {
+            return buffer.encode_part(wire, &bytes);
+        }
+        Ok(cast::encode(wire, &self.host()[bytes]))
+    }
+
+    /// Copies a part of other storage over the bytes from `begin` on.
+    ///
+    /// # Panics
+    /// If the bytes do not fit, or lie on the host while these lie on a device, or the other way
+    /// round.
+    pub fn place_part(&mut self, begin: usize, from: &Self, part: Range<usize>) {
+        #[cfg(feature = "cuda")]
+        if let (Memory::Device(to), Memory::Device(from)) = (&mut self.memory, &from.memory) {
+            return to.place_part(begin, from, &part);
+        }
+        self.host_mut()[begin..begin + part.len()].copy_from_slice(&from.host()[part]);
+    }
+
+    /// Writes the floats of a payload of the host that was encoded as `wire` over the bytes from
+    /// `begin` on, and rounds them to `round`.
+    ///
+    /// # Panics
+    /// If they do not fit, or these are integers.
+    pub fn place_as(&mut self, begin: usize, (wire, payload): (WireType, &[u8]), round: WireType) {
+        let part = begin..begin + payload.len() / wire.size() * DType::F32.size();
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            match wire.rounds() {
+                true => buffer.decode_part(begin, payload, wire),
+                false => buffer.place(begin, payload),
+            }
+            return buffer.round_part(round, &part);
+        }
+        let floats = &mut self.floats_mut()[part.start / DType::F32.size()..part.end / DType::F32.size()];
+        cast::decode(wire, payload, floats);
+        cast::round(round, floats);
+    }
+
+    /// Rounds some floats to the type `wire`, in place. `bytes` says which ones.
+    ///
+    /// # Panics
+    /// If these are integers, or fewer.
+    pub fn round_part(&mut self, wire: WireType, bytes: Range<usize>) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.elements_on_device(DType::F32) {
+            return buffer.round_part(wire, &bytes);
+        }
+        let size = DType::F32.size();
+        cast::round(wire, &mut self.floats_mut()[bytes.start / size..bytes.end / size]);
+    }
+
+    /// Returns some values of storage on a device as storage of its own, which keeps `whole` as
+    /// long as it lives. `bytes` says which ones. `None`: they lie on the host.
+    ///
+    /// # Panics
+    /// If the bytes are not inside, or begin or end within a value.
+    pub fn part_of<O: Send + Sync + fmt::Debug + 'static>(
+        &self,
+        bytes: Range<usize>,
+        whole: Arc<O>,
+    ) -> Option<Self> {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &self.memory {
+            let len = bytes.len() / self.dtype.size();
+            return Some(Self::in_buffer(self.dtype, len, buffer.part(self.dtype, &bytes, whole)));
+        }
+        let _ = (bytes, whole);
+        None
+    }
+
+    /// Returns the values of storage on the host.
+    ///
+    /// # Errors
+    /// It lies on a device, and is returned.
+    pub(crate) fn into_host(self) -> Result<Values, Self> {
+        match self.memory {
+            Memory::Heap(values) => Ok(values),
+            Memory::External(memory) => Ok(Values::External(memory)),
+            #[cfg(feature = "cuda")]
+            Memory::Device(_) => Err(self),
+        }
     }
 
     /// Returns whether the elements lie on the host.

@@ -37,6 +37,12 @@ pub trait Model: Send {
     /// The model cannot make the values.
     fn initial(&mut self, seed: u64) -> Result<Vec<Values>>;
 
+    /// Returns the device in whose memory the model takes weights and leaves gradients without a
+    /// copy. Weights may also lie on the host. Default: the host.
+    fn device(&self) -> kernels::Device {
+        kernels::Device::default()
+    }
+
     /// Copies the weights for the next calls.
     ///
     /// # Errors
@@ -218,6 +224,8 @@ pub struct Context {
     pub artifacts: BTreeMap<String, PathBuf>,
     /// Device that computes.
     pub device: Device,
+    /// The open devices of this process.
+    pub devices: kernels::device::Devices,
     /// Threads of one gradient computation, at least 1. Another number gives other bits.
     pub threads: usize,
 }

@@ -7,8 +7,9 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kernels::Device;
 use proto::placement::Layout;
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{DType, TensorSpec, Values};
 
 /// The whole model at one version, in the model's order of tensors. In arrival order each partition
 /// is at its newest version.
@@ -24,7 +25,11 @@ struct Held {
 
 /// Unused memory for one set of weights. Clones are the same memory.
 #[derive(Clone, Default)]
-pub struct Spare(Arc<Mutex<Option<Vec<Values>>>>);
+pub struct Spare {
+    unused: Arc<Mutex<Option<Vec<Values>>>>,
+    /// In whose memory floats lie.
+    device: Device,
+}
 
 impl Weights {
     /// Creates weights in buffers that return to `home` when the last clone is dropped.
@@ -72,16 +77,28 @@ impl Drop for Held {
 }
 
 impl Spare {
+    /// Returns memory of which floats lie on `device`.
+    pub fn on(device: Device) -> Self {
+        Self { unused: Arc::default(), device }
+    }
+
     /// Returns buffers for all tensors of `layout`, with any content. A `Spare` serves one layout
     /// only.
-    pub fn take(&self, layout: &Layout) -> Vec<Values> {
-        let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        spare.unwrap_or_else(|| layout.tensors().iter().map(TensorSpec::zeros).collect())
+    ///
+    /// # Errors
+    /// The device has too little free memory.
+    pub fn take(&self, layout: &Layout) -> Result<Vec<Values>, kernels::Error> {
+        let spare = self.unused.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let zeros = |tensor: &TensorSpec| match tensor.dtype() {
+            DType::F32 => self.device.zeros(DType::F32, tensor.len()).map(Values::from),
+            DType::I64 => Ok(tensor.zeros()),
+        };
+        spare.map_or_else(|| layout.tensors().iter().map(zeros).collect(), Ok)
     }
 
     /// Keeps buffers for the next use. A set that is kept already goes back to the system.
     pub fn put(&self, values: Vec<Values>) {
-        let before = self.0.lock().unwrap_or_else(PoisonError::into_inner).replace(values);
+        let before = self.unused.lock().unwrap_or_else(PoisonError::into_inner).replace(values);
         drop(before);
     }
 }
@@ -94,14 +111,14 @@ mod tests {
     fn memory_is_used_again_only_when_the_last_clone_is_gone() {
         let layout = Layout::new(vec![TensorSpec::parameter("w", [8])], 1).unwrap();
         let home = Spare::default();
-        let first = Weights::new(home.take(&layout), home.clone());
+        let first = Weights::new(home.take(&layout).unwrap(), home.clone());
         let (address, clone) = (first[0].bytes().as_ptr(), first.clone());
         assert!(first.is(&clone));
         drop(first);
-        let second = Weights::new(home.take(&layout), home.clone());
+        let second = Weights::new(home.take(&layout).unwrap(), home.clone());
         assert_ne!(second[0].bytes().as_ptr(), address, "a clone still reads it");
         assert!(!second.is(&clone));
         drop(clone);
-        assert_eq!(home.take(&layout)[0].bytes().as_ptr(), address);
+        assert_eq!(home.take(&layout).unwrap()[0].bytes().as_ptr(), address);
     }
 }

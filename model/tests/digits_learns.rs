@@ -35,6 +35,7 @@ fn train(spec: &JobSpec) -> f64 {
         label_max: train.label_range().unwrap().map(|(_, max)| max),
         artifacts: Default::default(),
         device: Device::Cpu,
+        devices: Default::default(),
         threads: 1,
     };
     let mut model = Registry::default().build(&context).unwrap();

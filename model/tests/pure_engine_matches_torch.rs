@@ -87,6 +87,7 @@ fn context(case: &Value, inputs: usize, batch: &Batch) -> Context {
         label_max,
         artifacts: Default::default(),
         device: Device::Cpu,
+        devices: Default::default(),
         threads: 1,
     }
 }

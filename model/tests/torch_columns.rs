@@ -40,6 +40,7 @@ fn context(file: &str, loss: &str, data: &str, inputs: &[Column]) -> Context {
         label_max: None,
         artifacts: BTreeMap::from([("model.pt".to_owned(), torch::fixture(file))]),
         device: Device::Cpu,
+        devices: Default::default(),
         threads: 1,
     }
 }

@@ -518,7 +518,7 @@ impl<'a> ChunkCheck<'a> {
     pub fn accept(&mut self, chunk: pb::Chunk, wire: WireType) -> Result<Chunk> {
         let (id, values) = (ChunkId(chunk.id), chunk.values);
         self.check(id, wire, values.len())?;
-        Ok(Chunk { id, role: self.layout.tensor_of(id).role, values })
+        Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: values.into() })
     }
 
     /// Checks the id of the next chunk, and the number of bytes of its values.
@@ -581,7 +581,7 @@ pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb:
 
 /// A chunk that is sent itself. Its values are encoded already if they travel as a 16-bit type.
 pub fn encode(chunk: Chunk) -> pb::Chunk {
-    pb::Chunk { id: chunk.id.get(), values: chunk.values, region: None }
+    pb::Chunk { id: chunk.id.get(), values: chunk.values.host().clone(), region: None }
 }
 
 /// Gathers chunks into messages as [`pack`] does. `encode` makes the message of a chunk, when that
@@ -632,7 +632,7 @@ mod tests {
         let chunk = |&id| Chunk {
             id,
             role: layout.tensor_of(id).role,
-            values: Bytes::from(vec![7; layout.chunk_bytes(id)]),
+            values: vec![7; layout.chunk_bytes(id)].into(),
         };
         members.map(chunk).collect()
     }
@@ -665,7 +665,7 @@ mod tests {
         assert!(refuse(&|list| drop(list.pop())).contains("chunk the end where chunk 3"));
         assert!(refuse(&|list| list[1].id = ChunkId(9)).contains("chunk 9 where chunk 1"));
         assert!(refuse(&|list| list.push(list[0].clone())).contains("chunk 0 where chunk the end"));
-        let short = refuse(&|list| list[2].values = Bytes::from_static(&[0; 8]));
+        let short = refuse(&|list| list[2].values = vec![0; 8].into());
         assert!(short.contains("`bias` has 8 bytes, the layout says 12 (3 values of 4 bytes)"), "{short}");
     }
 

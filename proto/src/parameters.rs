@@ -2,11 +2,12 @@
 //! the same process, and so do the worker's carriers for all others: socket and shared memory. Both
 //! sides of the wire check what they receive in [`convert`](crate::convert).
 
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use crate::status::Failure;
-use crate::tensor::Chunk;
+use crate::tensor::{Chunk, DeviceMemory};
 use crate::tree::StepNode;
 use crate::wire::WireType;
 
@@ -108,9 +109,34 @@ pub struct Pulled {
     pub chunks: Vec<Chunk>,
 }
 
-/// Receives the chunks of a pull, one call each: chunk, type of the values, bytes of the values.
-/// The bytes may lie in another process's memory and are valid only during the call.
-pub type Take<'a> = dyn FnMut(ChunkId, WireType, &[u8]) -> Result<(), Failure> + Send + 'a;
+/// Receives the chunks of a pull, one call each: chunk, type of the values, the values.
+pub type Take<'a> = dyn FnMut(ChunkId, WireType, Came<'_>) -> Result<(), Failure> + Send + 'a;
+
+/// Values of a chunk that a pull hands over, where they lie.
+#[derive(Clone, Debug)]
+pub enum Came<'a> {
+    /// Little-endian bytes in memory of the host, which may be that of another process. They are
+    /// valid only during the call.
+    Host(&'a [u8]),
+    /// These bytes of memory of a device. They stay as they are until what the call has told the
+    /// device to do is done.
+    Device(&'a dyn DeviceMemory, Range<usize>),
+}
+
+impl Came<'_> {
+    /// Returns the number of bytes of all values.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device(_, bytes) => bytes.len(),
+        }
+    }
+
+    /// Returns whether there are no values.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
 
 /// A ps as a worker sees it.
 #[async_trait::async_trait]

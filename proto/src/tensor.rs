@@ -4,13 +4,18 @@
 //! `Bytes` may share a ps's versioned buffer or a receive buffer. Received bytes are rarely
 //! aligned, so they are read with unaligned loads ([`Values::from_bytes`]) and never reinterpreted.
 
+use std::any::Any;
+use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use crate::dtype::{DType, TensorRole};
 use crate::ids::ChunkId;
+use crate::wire::WireType;
 
 /// One named tensor of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -74,7 +79,21 @@ pub trait ExternalMemory: Send + Sync + fmt::Debug {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// The values of one tensor or chunk.
+/// Floats in memory of a device, of which this crate knows nothing: who knows the type reads and
+/// writes it there.
+pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
+    /// Returns the number of bytes of the floats.
+    fn size(&self) -> usize;
+
+    /// Copies floats to memory of the host, in the type `wire`, little-endian. `bytes` says which
+    /// ones, where each has 4 bytes. It waits for the device.
+    ///
+    /// # Errors
+    /// The device failed: one sentence.
+    fn read(&self, wire: WireType, bytes: Range<usize>) -> Result<Vec<u8>, String>;
+}
+
+/// The values of one tensor.
 #[derive(Debug)]
 pub enum Values {
     /// 32-bit floats.
@@ -83,7 +102,13 @@ pub enum Values {
     I64(Vec<i64>),
     /// 32-bit floats in external memory, such as memory that other processes read.
     External(Box<dyn ExternalMemory>),
+    /// 32-bit floats in memory of a device. All that takes values as memory of the host panics:
+    /// [`on_host`](Values::on_host) copies them first.
+    Device(Arc<dyn DeviceMemory>),
 }
+
+/// What a panic says of values on a device that are taken as values on the host.
+const NOT_ON_HOST: &str = "values on a device taken as values on the host";
 
 impl Values {
     /// Returns `len` zeros.
@@ -97,14 +122,33 @@ impl Values {
     /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         match self {
-            Self::F32(_) | Self::External(_) => DType::F32,
+            Self::F32(_) | Self::External(_) | Self::Device(_) => DType::F32,
             Self::I64(_) => DType::I64,
         }
     }
 
     /// Returns the number of elements.
     pub fn len(&self) -> usize {
-        self.bytes().len() / self.dtype().size()
+        let bytes = match self {
+            Self::Device(memory) => memory.size(),
+            Self::F32(_) | Self::I64(_) | Self::External(_) => self.bytes().len(),
+        };
+        bytes / self.dtype().size()
+    }
+
+    /// Returns these values in memory of the host: as they are, or a copy of those on a device. It
+    /// waits for the device.
+    ///
+    /// # Errors
+    /// The device failed: one sentence.
+    pub fn on_host(&self) -> Result<Cow<'_, Self>, String> {
+        match self {
+            Self::Device(memory) => {
+                let bytes = memory.read(WireType::F32, 0..memory.size())?;
+                Ok(Cow::Owned(Self::from_bytes(DType::F32, &bytes)))
+            }
+            Self::F32(_) | Self::I64(_) | Self::External(_) => Ok(Cow::Borrowed(self)),
+        }
     }
 
     /// Returns whether there are no elements.
@@ -118,6 +162,7 @@ impl Values {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
             Self::External(memory) => Some(bytemuck::cast_slice(memory.bytes())),
+            Self::Device(_) => panic!("{NOT_ON_HOST}"),
         }
     }
 
@@ -127,6 +172,7 @@ impl Values {
             Self::F32(values) => Some(values),
             Self::I64(_) => None,
             Self::External(memory) => Some(bytemuck::cast_slice_mut(memory.bytes_mut())),
+            Self::Device(_) => panic!("{NOT_ON_HOST}"),
         }
     }
 
@@ -153,6 +199,7 @@ impl Values {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::I64(values) => bytemuck::cast_slice(values),
             Self::External(memory) => memory.bytes(),
+            Self::Device(_) => panic!("{NOT_ON_HOST}"),
         }
     }
 
@@ -162,6 +209,7 @@ impl Values {
             Self::F32(values) => bytemuck::cast_slice_mut(values),
             Self::I64(values) => bytemuck::cast_slice_mut(values),
             Self::External(memory) => memory.bytes_mut(),
+            Self::Device(_) => panic!("{NOT_ON_HOST}"),
         }
     }
 
@@ -199,12 +247,13 @@ impl Values {
 }
 
 impl Clone for Values {
-    /// Copies the elements into memory of the clone's own.
+    /// Copies the elements into memory of the clone's own. Those on a device are shared.
     fn clone(&self) -> Self {
         match self {
             Self::F32(values) => Self::F32(values.clone()),
             Self::I64(values) => Self::I64(values.clone()),
             Self::External(memory) => Self::F32(bytemuck::cast_slice(memory.bytes()).to_vec()),
+            Self::Device(memory) => Self::Device(memory.clone()),
         }
     }
 }
@@ -226,8 +275,98 @@ pub struct Chunk {
     pub id: ChunkId,
     /// TensorRole of the chunk's tensor.
     pub role: TensorRole,
-    /// Raw little-endian elements.
-    pub values: Bytes,
+    /// The elements.
+    pub values: Payload,
+}
+
+/// The elements of a chunk, where they lie.
+#[derive(Clone)]
+pub enum Payload {
+    /// Raw little-endian elements in memory of the host.
+    Host(Bytes),
+    /// Floats in memory of a device.
+    Device {
+        /// Memory with the floats of the whole tensor.
+        memory: Arc<dyn DeviceMemory>,
+        /// Bytes of the memory that are those of the chunk.
+        bytes: Range<usize>,
+    },
+}
+
+impl Payload {
+    /// Returns the number of bytes of all elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Host(values) => values.len(),
+            Self::Device { bytes, .. } => bytes.len(),
+        }
+    }
+
+    /// Returns whether there are no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns whether the elements lie on the host.
+    pub const fn is_on_host(&self) -> bool {
+        matches!(self, Self::Host(_))
+    }
+
+    /// Returns the elements in memory of the host.
+    ///
+    /// # Panics
+    /// If they lie on a device.
+    pub fn host(&self) -> &Bytes {
+        match self {
+            Self::Host(values) => values,
+            Self::Device { .. } => panic!("{NOT_ON_HOST}"),
+        }
+    }
+
+    /// Returns some of the elements, by their bytes.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[must_use]
+    pub fn slice(&self, part: Range<usize>) -> Self {
+        match self {
+            Self::Host(values) => Self::Host(values.slice(part)),
+            Self::Device { memory, bytes } => {
+                assert!(part.start <= part.end && part.end <= bytes.len(), "{part:?} of {bytes:?}");
+                let bytes = bytes.start + part.start..bytes.start + part.end;
+                Self::Device { memory: memory.clone(), bytes }
+            }
+        }
+    }
+}
+
+impl From<Values> for Payload {
+    /// Shares the elements, without a copy.
+    fn from(values: Values) -> Self {
+        match values {
+            Values::Device(memory) => Self::Device { bytes: 0..memory.size(), memory },
+            values => Self::Host(values.into_bytes()),
+        }
+    }
+}
+
+impl From<Bytes> for Payload {
+    fn from(values: Bytes) -> Self {
+        Self::Host(values)
+    }
+}
+
+impl From<Vec<u8>> for Payload {
+    fn from(values: Vec<u8>) -> Self {
+        Self::Host(values.into())
+    }
+}
+
+impl fmt::Debug for Payload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = if self.is_on_host() { "host" } else { "device" };
+        write!(f, "Payload({} bytes, {place})", self.len())
+    }
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod connector;
 mod embedded;
 mod exported;
 mod placed;
+mod placing;
 mod shared_memory;
 mod socket;
 #[cfg(test)]
@@ -28,20 +29,18 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures::future::try_join_all;
-use kernels::cpu::cast;
 use model::weights::{Spare, Weights};
 use net::retry::within;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
-use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
+use proto::parameters::{Address, Came, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::retry::{Pause, Retry};
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Chunk, Values};
+use proto::tensor::{Chunk, Payload, Values};
 use proto::wire::WireType;
 use tokio::time::Instant;
 
@@ -188,8 +187,8 @@ impl Partitions {
             Target::Initial => WireType::F32,
             Target::Node { .. } => self.wire,
         };
-        let tensors: Vec<_> = values.into_iter().map(Values::into_bytes).collect();
-        let bytes: usize = tensors.iter().map(Bytes::len).sum();
+        let tensors: Vec<_> = values.into_iter().map(Payload::from).collect();
+        let bytes: usize = tensors.iter().map(Payload::len).sum();
         let pushes = self.partitions.iter().map(|partition| {
             let chunks = self.layout.members(partition.id).iter().map(|&id| {
                 let chunk = self.layout.chunk(id);
@@ -275,23 +274,12 @@ impl Partitions {
         values: &Mutex<Vec<Values>>,
     ) -> Result<(), Failure> {
         let mut check = ChunkCheck::new(Repeated::Pull.words(), &self.layout, partition.id);
-        let mut take = |id: ChunkId, came: WireType, bytes: &[u8]| {
-            check.check(id, came, bytes.len())?;
+        let mut take = |id: ChunkId, wire: WireType, came: Came<'_>| {
+            check.check(id, wire, came.len())?;
             self.progress.advance();
             let (place, role) = (self.layout.chunk(id), self.layout.tensor_of(id).role);
             let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
-            let values = &mut values[place.tensor];
-            match values.as_f32_mut().filter(|_| pull.wire.of(role).rounds()) {
-                Some(values) => {
-                    let values = &mut values[place.offset..place.offset + place.len];
-                    match came.rounds() {
-                        true => cast::decode(came, bytes, values),
-                        false => cast::round_to(pull.wire, bytes, values),
-                    }
-                }
-                None => values.write_bytes(place.offset, bytes),
-            }
-            Ok(())
+            placing::place(&mut values[place.tensor], place, (wire, came), pull.wire.of(role))
         };
         partition.ps.pull_into(pull, &mut take).await?;
         Ok(check.finish()?)

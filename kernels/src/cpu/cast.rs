@@ -104,7 +104,7 @@ pub fn encode_chunk(wire: WireType, chunk: Chunk) -> Chunk {
     if !wire.rounds() {
         return chunk;
     }
-    Chunk { values: encode(wire, &chunk.values).into(), ..chunk }
+    Chunk { values: encode(wire, chunk.values.host()).into(), ..chunk }
 }
 
 /// Writes the values of the type `wire` in `encoded` to `to`, as f32.

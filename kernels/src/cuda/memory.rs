@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "kernels work on addresses that no type guards")]
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{fmt, slice};
@@ -13,7 +14,6 @@ use proto::tensor::{DType, ExternalMemory};
 use proto::wire::WireType;
 
 use super::device::Device;
-use super::ipc::Opened;
 use super::launch::{self, Address, Cast};
 use crate::error::Error;
 
@@ -35,9 +35,14 @@ pub(super) enum Origin {
     Exported,
     /// Opened: another process has allocated it.
     Opened,
-    /// A part of what was opened, which it keeps open.
-    Part(#[expect(dead_code, reason = "held until the part is dropped")] Arc<Opened>),
+    /// A part of other memory, which it keeps.
+    Part(#[expect(dead_code, reason = "held until the part is dropped")] Arc<dyn Whole>),
 }
+
+/// What a part keeps.
+pub(crate) trait Whole: Send + Sync + fmt::Debug {}
+
+impl<T: Send + Sync + fmt::Debug> Whole for T {}
 
 /// Page-locked memory of the host: a device copies from and to it without help of the processor.
 pub(crate) struct Pinned {
@@ -244,6 +249,93 @@ impl Buffer {
         // SAFETY: both have so many values, and nobody else knows of the new ones.
         unsafe { launch::cast(&*self.device, Cast::Encode, wire, self.address, encoded.address, length) }?;
         encoded.read()
+    }
+
+    /// Returns some f32 values in the type `wire`, in memory of the host. `part` has their bytes.
+    ///
+    /// # Panics
+    /// If they are not inside the buffer, or begin or end within a value.
+    ///
+    /// # Errors
+    /// An operation failed.
+    pub(crate) fn encode_part(&self, wire: WireType, part: &Range<usize>) -> Result<Vec<u8>, Error> {
+        let from = self.at(part, DType::F32);
+        if !wire.rounds() {
+            let mut values = vec![0; part.len()];
+            return self.read_from(part.start, &mut values).map(|()| values);
+        }
+        let length = part.len() / DType::F32.size();
+        let encoded = Self::zeros(&self.device, length * wire.size())?;
+        // SAFETY: both have so many values, and nobody else knows of the new ones.
+        unsafe { launch::cast(&*self.device, Cast::Encode, wire, from, encoded.address, length as u64) }?;
+        encoded.read()
+    }
+
+    /// Copies a part of values on a device over the bytes from `begin` on.
+    ///
+    /// # Panics
+    /// If they do not fit.
+    pub(crate) fn place_part(&mut self, begin: usize, from: &Self, part: &Range<usize>) {
+        let to = self.at(&(begin..begin + part.len()), DType::F32);
+        let source = from.at(part, DType::F32);
+        self.queue(|this| {
+            // The streams of two devices do not wait for each other.
+            let is_other = !Arc::ptr_eq(&this.device, &from.device);
+            if is_other {
+                from.device.settle()?;
+            }
+            // SAFETY: both have so many bytes, and these are borrowed alone.
+            unsafe { this.device.copy(source, to, part.len()) }?;
+            if is_other { this.device.settle() } else { Ok(()) }
+        });
+    }
+
+    /// Writes the values of a payload that was encoded as `wire`, as f32, over the bytes from
+    /// `begin` on.
+    ///
+    /// # Panics
+    /// If they do not fit, or `wire` does not round.
+    pub(crate) fn decode_part(&mut self, begin: usize, payload: &[u8], wire: WireType) {
+        let length = payload.len() / wire.size();
+        let to = self.at(&(begin..begin + length * DType::F32.size()), DType::F32);
+        self.queue(|this| {
+            let source = this.near(Source::Host(payload.into()))?;
+            let (from, length) = (source.address(), length as u64);
+            // SAFETY: both have so many values, and these are borrowed alone.
+            unsafe { launch::cast(&*this.device, Cast::Decode, wire, from, to, length) }
+        });
+    }
+
+    /// Rounds some f32 values in place. `part` has their bytes.
+    ///
+    /// # Panics
+    /// If they are not inside the buffer, or begin or end within a value.
+    pub(crate) fn round_part(&mut self, wire: WireType, part: &Range<usize>) {
+        let (at, length) = (self.at(part, DType::F32), (part.len() / DType::F32.size()) as u64);
+        if wire.rounds() {
+            // SAFETY: the buffer has so many values there, borrowed alone.
+            let queued = unsafe { launch::cast(&*self.device, Cast::Round, wire, at, at, length) };
+            self.device.note(queued);
+        }
+    }
+
+    /// Returns a part of these bytes as a buffer, which keeps `whole` as long as it lives.
+    ///
+    /// # Panics
+    /// If the bytes are not inside, or begin or end within a value.
+    pub(crate) fn part(&self, dtype: DType, part: &Range<usize>, whole: Arc<dyn Whole>) -> Self {
+        Self::new(&self.device, self.at(part, dtype), part.len(), Origin::Part(whole))
+    }
+
+    /// Returns where a part lies.
+    ///
+    /// # Panics
+    /// If it is not inside the buffer, or begins or ends within a value.
+    fn at(&self, part: &Range<usize>, dtype: DType) -> Address {
+        assert!(part.start <= part.end && part.end <= self.bytes, "{part:?} of {} bytes", self.bytes);
+        let is_whole = part.start.is_multiple_of(dtype.size()) && part.len().is_multiple_of(dtype.size());
+        assert!(is_whole, "{part:?} begins or ends within a value");
+        Address(self.address.0 + part.start as u64)
     }
 
     /// Adds the f32 values of another node to these, and rounds the sums to `wire`.

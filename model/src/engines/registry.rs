@@ -226,6 +226,7 @@ mod tests {
             label_max: None,
             artifacts: BTreeMap::new(),
             device: Device::Cpu,
+            devices: Default::default(),
             threads: 1,
         };
         let registry = Registry::default().with_scripts(Arc::new(Missing)).for_any_job();

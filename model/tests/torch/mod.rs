@@ -33,6 +33,7 @@ pub fn context(model: &str, features: &[usize]) -> Context {
         label_max: Some(2),
         artifacts: BTreeMap::new(),
         device: Device::Cpu,
+        devices: Default::default(),
         threads: 1,
     }
 }

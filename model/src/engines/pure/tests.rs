@@ -29,6 +29,7 @@ fn context(model: &str, inputs: usize, label_max: Option<i64>) -> Context {
         label_max,
         artifacts: Default::default(),
         device: Device::Cpu,
+        devices: Default::default(),
         threads: 1,
     }
 }
