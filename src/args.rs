@@ -532,6 +532,8 @@ pub(crate) struct Run {
     pub(crate) resume: GoOn,
     #[command(flatten)]
     pub(crate) compute: Compute,
+    #[command(flatten)]
+    pub(crate) ps_memory: PsMemory,
     /// Print the result as one JSON object on stdout, one for each job of a script
     #[arg(long)]
     pub(crate) json: bool,
@@ -539,6 +541,26 @@ pub(crate) struct Run {
     pub(crate) script: Script,
     #[command(flatten)]
     pub(crate) launch: Launch,
+}
+
+/// Where the ps of this process keep the model.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct PsMemory {
+    /// Memory in which the parameter servers keep the model: cpu, memory of the host; or cuda:N, a
+    /// CUDA device. The trained bits do not depend on it [default: cpu]
+    #[arg(long, value_name = "DEVICE", conflicts_with = "on")]
+    pub(crate) ps_device: Option<model::Device>,
+    /// Bytes of that CUDA device that each parameter server may take, such as 8GiB [default: an
+    /// equal share of what is free, and of half of it if a worker computes there too]
+    #[arg(long, value_name = "BYTES", value_parser = size::parse, requires = "ps_device")]
+    pub(crate) ps_device_bytes_max: Option<u64>,
+}
+
+impl From<PsMemory> for client::PsMemory {
+    fn from(memory: PsMemory) -> Self {
+        let PsMemory { ps_device, ps_device_bytes_max: bytes_max } = memory;
+        Self { device: ps_device.unwrap_or_default(), bytes_max }
+    }
 }
 
 /// Machines of a platform, on which a script runs.

@@ -167,6 +167,11 @@ impl Environment {
         urls(flag.or(self.master.as_deref()).unwrap_or(MASTER), keys.scheme())
     }
 
+    /// Returns the CUDA devices for the roles of this process. None is open yet.
+    pub(crate) fn devices(&self) -> kernels::device::Devices {
+        kernels::device::Devices::new(self.kernels())
+    }
+
     /// Returns the folder for compiled kernels of CUDA devices, if there is a place for it.
     pub(crate) fn kernels(&self) -> Option<PathBuf> {
         self.cache.as_ref().map(|folder| folder.join("ebbflow/kernels"))

@@ -62,7 +62,7 @@ pub use self::error::{Error, Result};
 pub use self::event::Event;
 pub use self::follow::{Follow, Followed};
 pub use self::jobs::{Client, failure};
-pub use self::local::{Local, Options};
+pub use self::local::{Local, Options, PsMemory};
 pub use self::logs::Logs;
 pub use self::notice::{Notice, Notices};
 pub use self::ready::{check_data, check_predictions, replace_patterns};

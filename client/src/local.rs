@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kernels::device::Devices;
 use model::Device;
 use model::Registry;
 use net::channel::Dialer;
@@ -19,8 +20,11 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use worker::{Connector, ReadAhead};
 
+pub use self::ps_memory::PsMemory;
 use crate::pipe::Network;
 use crate::{Client, Error, Result};
+
+mod ps_memory;
 
 /// The parts of a cluster in this process.
 #[derive(Clone, Debug)]
@@ -30,6 +34,10 @@ pub struct Options {
     pub devices: Vec<Device>,
     /// Number of ps, at least 1. Default 1.
     pub ps: u32,
+    /// Where the ps keep the model. Default: on the host.
+    pub ps_memory: PsMemory,
+    /// The open devices of this process, which its roles share. Default: no device is open.
+    pub open: Devices,
     /// Threads of one gradient computation, per worker. Default 1. Another number gives other
     /// floating-point bits.
     pub threads: usize,
@@ -52,6 +60,8 @@ impl Default for Options {
         Self {
             devices: vec![Device::Cpu],
             ps: 1,
+            ps_memory: PsMemory::default(),
+            open: Devices::default(),
             threads: 1,
             data_root: None,
             data_patience: data::PATIENCE,
@@ -69,6 +79,7 @@ impl Options {
             name: format!("worker-{index}"),
             threads: self.threads,
             device,
+            devices: self.open.clone(),
             data_root: self.data_root.clone(),
             data_patience: self.data_patience,
             program: self.program.clone(),
@@ -124,7 +135,13 @@ impl Local {
             _folder: folder,
         };
         local.start_master()?;
-        let ps = (0..options.ps).map(|index| local.start_ps(index)).collect::<Result<BTreeMap<_, _>>>()?;
+        let (memory, open, devices) =
+            (options.ps_memory.clone(), options.open.clone(), options.devices.clone());
+        // The first use of a device compiles its kernels.
+        let opening = tokio::task::spawn_blocking(move || memory.open(&open, &devices, options.ps));
+        let on = opening.await.map_err(|panic| Error::Panicked(panic.to_string()))??;
+        let ps =
+            (0..options.ps).map(|index| local.start_ps(index, &on)).collect::<Result<BTreeMap<_, _>>>()?;
         local.connector = Connector::embedded(ps);
         for (index, &device) in (0..).zip(&options.devices) {
             local.start_worker(index, device, &options, registry.clone());
@@ -187,16 +204,21 @@ impl Local {
         Ok(())
     }
 
-    fn start_ps(&mut self, index: u32) -> Result<(String, Arc<dyn Parameters>)> {
+    fn start_ps(
+        &mut self,
+        index: u32,
+        (device, device_bytes_max): &(kernels::Device, Option<u64>),
+    ) -> Result<(String, Arc<dyn Parameters>)> {
         let name = format!("ps-{index}");
         let url = format!("http://{name}");
         let options = ps::Options {
             name: name.clone(),
             master: Self::MASTER_URL.to_owned(),
             url: url.clone(),
+            device_bytes_max: *device_bytes_max,
             ..ps::Options::default()
         };
-        let ps = ps::Ps::with_stores(options, self.stores.clone()).map_err(local(&name))?;
+        let ps = ps::Ps::on(device.clone(), options, self.stores.clone(), None).map_err(local(&name))?;
         let incoming = self.network.listen(&name).map_err(local(&format!("the pipe of {name}")))?;
         let running = ps::run(ps.clone(), incoming, self.dialer(), self.ps.shutdown.clone());
         self.ps

@@ -47,6 +47,13 @@ pub struct Devices {
     opened: Arc<Mutex<BTreeMap<usize, Device>>>,
 }
 
+impl PartialEq for Devices {
+    /// Compares the settings, and not what is open.
+    fn eq(&self, other: &Self) -> bool {
+        self.cache == other.cache
+    }
+}
+
 impl Devices {
     /// Returns devices whose compiled kernels are kept in the folder `cache`.
     #[must_use]

@@ -272,6 +272,20 @@ impl Storage {
         cast::round(wire, &mut self.floats_mut()[bytes.start / size..bytes.end / size]);
     }
 
+    /// Returns a copy in the same kind of memory. If a device has no memory for it, it has failed.
+    #[must_use]
+    pub fn duplicate(&self) -> Self {
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &self.memory {
+            let mut copy = Self::on_device_or_failed(buffer.device(), self.dtype, self.len);
+            copy.write(Operand::Stored(self));
+            return copy;
+        }
+        let mut copy = Self::zeros(self.dtype, self.len);
+        copy.host_mut().copy_from_slice(self.host());
+        copy
+    }
+
     /// Returns some values of storage on a device as storage of its own, which keeps `whole` as
     /// long as it lives. `bytes` says which ones. `None`: they lie on the host.
     ///

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use proto::tensor::{DType, DeviceMemory, TensorRole, Values};
+use proto::tensor::{Chunk, DType, DeviceMemory, Payload, TensorRole, Values};
 use proto::wire::WireType;
 
 use crate::cpu::cast;
@@ -46,8 +46,7 @@ pub fn on_device_mut(values: &mut Values) -> Option<&mut Storage> {
 
 /// Rounds floats to the type `wire`, in place. Integers stay as they are.
 ///
-/// # Panics
-/// If they lie on a device and somebody else reads them.
+/// Those on a device that somebody else reads stay as they are there: a copy is rounded.
 pub fn round(wire: WireType, values: &mut Values) {
     match values {
         Values::Device(_) if wire.rounds() => alone(values).round(wire),
@@ -62,8 +61,7 @@ pub fn round(wire: WireType, values: &mut Values) {
 /// exchanges `wire`.
 ///
 /// # Panics
-/// If types or lengths differ, one lies on a device and one does not, or somebody else reads what
-/// changes there.
+/// If types or lengths differ, or one lies on a device and one does not.
 pub fn merge(role: TensorRole, wire: WireType, left: &mut Values, right: &Values) {
     match on_device(right) {
         Some(right) => alone(left).merge(Operand::Stored(right), Merge::of(role, wire)),
@@ -71,9 +69,33 @@ pub fn merge(role: TensorRole, wire: WireType, left: &mut Values, right: &Values
     }
 }
 
-/// Returns the storage of values on a device that nobody else reads.
+/// Returns chunks with values on the host, those of parameters encoded as `wire`. It waits for the
+/// device of each. `None`: all lie on the host already, and are as they were.
+///
+/// # Errors
+/// A device failed: one sentence.
+pub fn fetched(chunks: &[Chunk], wire: WireType) -> Result<Option<Vec<Chunk>>, String> {
+    if chunks.iter().all(|chunk| chunk.values.is_on_host()) {
+        return Ok(None);
+    }
+    let fetch = |chunk: &Chunk| match &chunk.values {
+        Payload::Host(_) => Ok(cast::encode_chunk(wire, chunk.clone())),
+        Payload::Device { memory, bytes } => {
+            let values = memory.read(wire.of(chunk.role), bytes.clone())?;
+            Ok(Chunk { values: values.into(), ..*chunk })
+        }
+    };
+    chunks.iter().map(fetch).collect::<Result<_, _>>().map(Some)
+}
+
+/// Returns the storage of values on a device that nobody else reads. What somebody else reads is
+/// copied first.
 fn alone(values: &mut Values) -> &mut Storage {
-    on_device_mut(values).expect("values on a device that nobody else reads")
+    if on_device_mut(values).is_none() {
+        let copy = on_device(values).expect("values on a device").duplicate();
+        *values = copy.into();
+    }
+    on_device_mut(values).expect("nobody else has them yet")
 }
 
 impl<'a> From<&'a Values> for Operand<'a> {

@@ -79,6 +79,18 @@ impl fmt::Display for Choice {
     }
 }
 
+impl FromStr for Device {
+    type Err = Error;
+
+    /// Reads `cpu` or `cuda:N`.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.parse()? {
+            Choice::Only(devices) if devices.len() == 1 => Ok(devices[0]),
+            Choice::Only(_) | Choice::All | Choice::Auto => Err(Error::NotOneDevice(text.to_owned())),
+        }
+    }
+}
+
 impl FromStr for Choice {
     type Err = Error;
 

@@ -92,6 +92,9 @@ pub enum Error {
     /// A network has too many classes for a metric.
     #[error(transparent)]
     Classes(#[from] proto::Error),
+    /// A device refused or failed.
+    #[error(transparent)]
+    Device(#[from] kernels::Error),
     /// The compute engine failed.
     #[error("{what}: {reason}")]
     Engine {
@@ -103,6 +106,9 @@ pub enum Error {
     /// The text names no device.
     #[error("device `{0}`: expected cpu, cuda:N, several such as cuda:0,2, all, or auto")]
     UnknownDevice(String),
+    /// The text names several devices, or none in particular.
+    #[error("device `{0}`: expected one device, cpu or cuda:N")]
+    NotOneDevice(String),
     /// The text names a device twice.
     #[error(
         "device `{text}` names {device} twice; name it once; `ebb run --workers` puts several workers on it"

@@ -3,6 +3,7 @@
 //! Always true here: each job keeps at most one unused set of buffers. Fresh memory from the system
 //! costs a page fault every 4 KiB, which takes longer than the copy into it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kernels::Device;
 use proto::placement::Layout;
 use proto::tensor::{DType, TensorSpec, Values};
+
+use crate::error::{Error, Result};
 
 /// The whole model at one version, in the model's order of tensors. In arrival order each partition
 /// is at its newest version.
@@ -40,6 +43,22 @@ impl Weights {
     /// Returns whether `other` is a clone of these weights.
     pub fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Weights {
+    /// Returns the values in memory of the host: as they are, or a copy of those on a device.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn on_host(&self) -> Result<Cow<'_, [Values]>> {
+        if self.0.values.iter().all(|values| !matches!(values, Values::Device(_))) {
+            return Ok(Cow::Borrowed(self));
+        }
+        let fetch = |values: &Values| values.on_host().map(Cow::into_owned);
+        let fetched = self.0.values.iter().map(fetch).collect::<std::result::Result<_, _>>();
+        let failed = |reason| Error::Engine { what: "read weights from the device".to_owned(), reason };
+        fetched.map(Cow::Owned).map_err(failed)
     }
 }
 
@@ -82,15 +101,20 @@ impl Spare {
         Self { unused: Arc::default(), device }
     }
 
+    /// Returns whether floats lie in memory of a device.
+    pub fn is_on_device(&self) -> bool {
+        !self.device.is_host()
+    }
+
     /// Returns buffers for all tensors of `layout`, with any content. A `Spare` serves one layout
     /// only.
     ///
     /// # Errors
     /// The device has too little free memory.
-    pub fn take(&self, layout: &Layout) -> Result<Vec<Values>, kernels::Error> {
+    pub fn take(&self, layout: &Layout) -> Result<Vec<Values>> {
         let spare = self.unused.lock().unwrap_or_else(PoisonError::into_inner).take();
         let zeros = |tensor: &TensorSpec| match tensor.dtype() {
-            DType::F32 => self.device.zeros(DType::F32, tensor.len()).map(Values::from),
+            DType::F32 => Ok(self.device.zeros(DType::F32, tensor.len())?.into()),
             DType::I64 => Ok(tensor.zeros()),
         };
         spare.map_or_else(|| layout.tensors().iter().map(zeros).collect(), Ok)

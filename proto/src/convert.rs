@@ -299,7 +299,7 @@ impl TryFrom<pb::PullRequest> for Pull {
         let address =
             Address { job: JobId(pull.job), partition: PartitionId(pull.partition), era: Era(pull.era) };
         let wire = wire_type("PullRequest", pull.wire)?;
-        Ok(Self { address, want, wait: Duration::from_millis(pull.wait_ms.into()), wire })
+        Ok(Self { address, want, wait: Duration::from_millis(pull.wait_ms.into()), wire, on_device: false })
     }
 }
 

@@ -98,6 +98,9 @@ pub struct Pull {
     pub wait: Duration,
     /// Type to which the receiver rounds the values of parameters. They may travel in it.
     pub wire: WireType,
+    /// The receiver is a model on a device, and takes values where they lie there. Others get them
+    /// in memory of the host.
+    pub on_device: bool,
 }
 
 /// Answer to a pull: all chunks of the partition at one version.

@@ -73,7 +73,7 @@ fn partition(runtime: &Runtime, bytes: usize) -> (Ps, Vec<Chunk>) {
     .expect("a valid opening");
     let chunk = |&id| {
         let values = Bytes::from(vec![0; layout.chunk_bytes(id) + 1]).slice(1..);
-        Chunk { id, role: TensorRole::Parameter, values }
+        Chunk { id, role: TensorRole::Parameter, values: values.into() }
     };
     let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
     let initial =
@@ -120,6 +120,7 @@ fn pull(criterion: &mut Criterion) {
             want: Want::Exact(Version(0)),
             wait: Duration::ZERO,
             wire: WireType::F32,
+            on_device: false,
         };
         group.bench_function(BenchmarkId::from_parameter(format!("partition={size}")), |bencher| {
             bencher.iter(|| black_box(runtime.block_on(ps.pull(pull)).expect("version 0")));

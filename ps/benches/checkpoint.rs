@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use bytes::Bytes;
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
@@ -181,11 +180,8 @@ impl Training {
             script: None,
         };
         ps.open(opening).expect("a valid opening");
-        let chunk = |&id| Chunk {
-            id,
-            role: TensorRole::Parameter,
-            values: Bytes::from(vec![0; layout.chunk_bytes(id)]),
-        };
+        let chunk =
+            |&id| Chunk { id, role: TensorRole::Parameter, values: vec![0; layout.chunk_bytes(id)].into() };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
         let initial =
             Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks: chunks.clone() };

@@ -367,6 +367,9 @@ pub enum Error {
     /// The schema for reflection is broken.
     #[error("serving the schema: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// The device of a worker of this process failed, with the gradients that it pushed.
+    #[error("read the gradients of a push from the worker's device: {0}")]
+    SenderDevice(String),
     /// A bug.
     #[error("taking up a push: {0}; this is a bug, the log of this ps has more")]
     Panicked(#[from] tokio::task::JoinError),
@@ -407,6 +410,7 @@ impl Error {
             | Self::NoWeights { .. }
             | Self::PushTimedOut { .. }
             | Self::NotAttached { .. }
+            | Self::SenderDevice(_)
             | Self::Stopping => Kind::Unavailable,
             Self::NotYet { .. } | Self::NotMeasured { .. } => Kind::NotYet,
             Self::OfAnotherScript { .. } => Kind::Denied,

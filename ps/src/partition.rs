@@ -287,6 +287,11 @@ impl Partition {
         self.consistency.order == Order::Arrival
     }
 
+    /// Returns whether its values lie on a device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.dense.is_on_device()
+    }
+
     /// Returns whether work on all of it is done where it comes up.
     const fn is_inline(&self) -> bool {
         self.dense.bytes() <= self.inline_bytes_max

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use kernels::{Device, Squares};
+use kernels::{Device, Squares, Storage, values};
 use net::channel::Dialer;
 use net::memory::Memory;
 use net::ps_client::PsClients;
 use net::timeline::Mark;
 use proto::checkpoint::PROBE;
 use proto::ids::{Era, JobId, Step, Version};
-use proto::parameters::{Address, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
+use proto::parameters::{Address, Came, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
 use proto::status::{Failure, Kind};
 use proto::wire::WireType;
 use store::Stores;
@@ -30,7 +30,7 @@ use crate::device::{DeviceMemory, Lent};
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
 use crate::opening::{Applied, Opening, Place};
-use crate::partition::pull::Given;
+use crate::partition::pull::{Given, Lies};
 use crate::partition::push::{Carrier, Header};
 use crate::partition::{Life, Partition, Surroundings, norms};
 
@@ -246,6 +246,14 @@ impl Ps {
         self.counted_pull(pull, give).await
     }
 
+    /// Reads a partition as [`pull`](Self::pull) does, where the version lies.
+    async fn pull_there(&self, pull: Pull) -> Result<Lies, Failure> {
+        let Pull { address, want, wait, .. } = pull;
+        let give =
+            |partition: Arc<Partition>| async move { partition.pull_there(address.era, want, wait).await };
+        self.counted_pull(pull, give).await
+    }
+
     /// Reads a partition as [`pull`](Self::pull) does, into memory of the device that a worker has
     /// exported, if the version lies on the device.
     #[tracing::instrument(name = "pull", level = "debug", skip_all, fields(job = %pull.address.job, partition = %pull.address.partition, want = ?pull.want))]
@@ -430,8 +438,15 @@ impl Parameters for Ps {
     /// whole or not at all.
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         let pushed = async {
-            let Push { address, target, chunks, .. } = push;
+            let Push { address, target, mut chunks, .. } = push;
             let partition = self.find(address)?;
+            // Before anything counts, because the worker's device may fail.
+            if !partition.is_on_device() && chunks.iter().any(|chunk| !chunk.values.is_on_host()) {
+                let fetching = tokio::task::spawn_blocking(move || {
+                    values::fetched(&chunks, WireType::F32).map(|fetched| fetched.unwrap_or(chunks))
+                });
+                chunks = fetching.await?.map_err(Error::SenderDevice)?;
+            }
             // Nothing travels: the values are what they are rounded to.
             let (wire, carrier) = (WireType::F32, Carrier::Memory);
             let mut arriving = partition.receive(Header {
@@ -448,9 +463,27 @@ impl Parameters for Ps {
     }
 
     async fn pull_into(&self, pull: Pull, take: &mut Take<'_>) -> Result<Version, Failure> {
-        let Pulled { version, chunks } = self.pull(Pull { wire: WireType::F32, ..pull }).await?;
-        chunks.iter().try_for_each(|chunk| take(chunk.id, WireType::F32, &chunk.values))?;
-        Ok(version)
+        let pull = Pull { wire: WireType::F32, ..pull };
+        let lies = match pull.on_device {
+            true => self.pull_there(pull).await?,
+            false => Lies::Here(self.pull(pull).await?),
+        };
+        match lies {
+            Lies::Here(Pulled { version, chunks }) => {
+                let mut chunks = chunks.iter();
+                chunks
+                    .try_for_each(|chunk| take(chunk.id, WireType::F32, Came::Host(chunk.values.host())))?;
+                Ok(version)
+            }
+            Lies::There(version, chunks) => {
+                let mut chunks = chunks.iter();
+                chunks.try_for_each(|(id, buffer)| {
+                    let storage: &Storage = buffer;
+                    take(*id, WireType::F32, Came::Device(storage, 0..storage.size()))
+                })?;
+                Ok(version)
+            }
+        }
     }
 }
 

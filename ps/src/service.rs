@@ -259,7 +259,7 @@ impl Service {
     /// lies.
     fn tell(&self, memory: &Memory, wire: WireType) -> impl FnMut(Chunk) -> pb::Chunk + Send + 'static {
         let (ps, memory) = (self.ps.clone(), memory.clone());
-        move |chunk| match memory.find(&chunk.values) {
+        move |chunk| match memory.find(chunk.values.host()) {
             Some(region) => {
                 ps.metrics().pull_bytes_shared.add(region.bytes);
                 pb::Chunk { id: chunk.id.get(), values: Bytes::new(), region: Some(region) }

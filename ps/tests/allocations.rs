@@ -91,7 +91,7 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
     let members = layout.members(PARTITION.partition);
     let values = members.iter().map(|&id| (id, Bytes::from(vec![0; 4 * layout.chunk(id).len])));
     let chunks: Vec<_> =
-        values.map(|(id, values)| Chunk { id, role: TensorRole::Parameter, values }).collect();
+        values.map(|(id, values)| Chunk { id, role: TensorRole::Parameter, values: values.into() }).collect();
     let push = |target| {
         let push = Push { address: PARTITION, target, wire: WireType::F32, chunks: chunks.clone() };
         runtime.block_on(ps.push(push)).unwrap()
@@ -107,7 +107,13 @@ fn a_step_allocates_no_buffer_once_the_first_are_done() {
         assert_eq!(outcomes[3], Outcome::Completed);
         let want = Want::Exact(Version(step + 1));
         let pulled = runtime
-            .block_on(ps.pull(Pull { address: PARTITION, want, wait: Duration::ZERO, wire: WireType::F32 }))
+            .block_on(ps.pull(Pull {
+                address: PARTITION,
+                want,
+                wait: Duration::ZERO,
+                wire: WireType::F32,
+                on_device: false,
+            }))
             .unwrap();
         assert_eq!(pulled.chunks.len(), chunks.len());
         counts.push(BUFFERS.load(Ordering::Relaxed) - before);

@@ -58,7 +58,7 @@ fn push(target: Target) -> Push {
     let layout = proto::placement::Layout::new(opening().tensors, 1).expect("a model");
     let id = layout.members(PartitionId(0))[0];
     let values = Bytes::from(vec![0; 4 * LENGTH]);
-    let chunks = vec![Chunk { id, role: TensorRole::Parameter, values }];
+    let chunks = vec![Chunk { id, role: TensorRole::Parameter, values: values.into() }];
     Push { address: ADDRESS, target, wire: WireType::F32, chunks }
 }
 
@@ -68,7 +68,7 @@ const fn step(step: u64) -> Target {
 
 const fn pull(version: u64) -> Pull {
     let want = Want::Exact(Version(version));
-    Pull { address: ADDRESS, want, wait: Duration::ZERO, wire: WireType::F32 }
+    Pull { address: ADDRESS, want, wait: Duration::ZERO, wire: WireType::F32, on_device: false }
 }
 
 /// One test, because it breaks the driver of this process.

@@ -1,8 +1,7 @@
 //! `ebb ps`: binds, says where it listens, runs the role until it is told to stop.
 
-use std::path::Path;
-
 use anyhow::{Context as _, Result, anyhow, bail};
+use kernels::device::Devices;
 use model::device::{Choice, Device};
 
 use crate::app::App;
@@ -27,7 +26,7 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
         master: config::urls(settings.text("master").unwrap_or_default(), keys.scheme()),
         ..settings.options().map_err(|why| anyhow!(why))?
     };
-    let device = opened(&device(&settings)?, app.environment.kernels().as_deref())?;
+    let device = opened(&device(&settings)?, &app.environment.devices())?;
     let watching = devices::watch(device.ordinal().into_iter().collect()).await;
     let ps = ps::Ps::on(device, options, app.environment.stores.clone(), app.environment.memory()?)?;
     let (counting, watched) = (ps.clone(), watching.devices().clone());
@@ -44,7 +43,7 @@ pub(crate) async fn run(flags: Flags<Ps>, app: &App) -> Result<()> {
 ///
 /// # Errors
 /// The user named a CUDA device that cannot be used, or several devices.
-fn opened(choice: &Choice, cache: Option<&Path>) -> Result<ps::Device> {
+fn opened(choice: &Choice, devices: &Devices) -> Result<ps::Device> {
     let (ordinal, is_asked) = match choice {
         Choice::Auto => (0, false),
         Choice::Only(devices) => match devices.as_slice() {
@@ -54,7 +53,7 @@ fn opened(choice: &Choice, cache: Option<&Path>) -> Result<ps::Device> {
         },
         Choice::All => bail!(one_device(choice)),
     };
-    match ps::Device::cuda(ordinal, cache) {
+    match devices.cuda(ordinal) {
         Ok(device) => {
             tracing::info!(%device, "partitions lie on a device");
             Ok(device)

@@ -29,6 +29,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     let master = config::urls(settings.text("master").unwrap_or_default(), keys.scheme());
     let options = Options {
         name: settings.text("name").map_or_else(|| app.environment.worker_name(), str::to_owned),
+        devices: app.environment.devices(),
         ..settings.options().map_err(|why| anyhow!(why))?
     };
     let registry = app.registry.clone();
@@ -88,8 +89,7 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         let (memory, metrics) = (app.environment.memory()?, watched.metrics.clone());
         let connector = match (memory, exported) {
             (Some(memory), Device::Cuda(ordinal)) => {
-                let cache = app.environment.kernels();
-                Connector::device_memory(dialer.clone(), memory, ordinal, cache, metrics)
+                Connector::device_memory(dialer.clone(), memory, ordinal, options.devices.clone(), metrics)
             }
             (Some(memory), Device::Cpu) => Connector::shared_memory(dialer.clone(), memory, metrics),
             (None, _) => Connector::socket(dialer.clone()),

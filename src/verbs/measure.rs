@@ -35,7 +35,8 @@ pub(super) async fn measure(
     let root = args.compute.data_root.as_deref().filter(|_| is_here);
     client::replace_patterns(&mut submission.spec, root).await?;
     if is_here {
-        return run::here(submission, args.workers, args.ps, args.compute, out, args.json, app).await;
+        let fleet = run::Fleet { workers: args.workers, ps: args.ps, ..run::Fleet::default() };
+        return run::here(submission, fleet, args.compute, out, args.json, app).await;
     }
     let client = app.client(&args.reach)?;
     let out = out.await?;

@@ -48,7 +48,16 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
     submission.ready_for_here(&app.environment.stores, &app.registry, root).await?;
     let folder = args.out.unwrap_or_else(|| Path::new(RESULTS).join(&submission.spec.name));
     let out = super::results(Some(&folder), &args.upload, args.resume.is_asked(), app);
-    here(submission, args.workers, args.ps, args.compute, out, args.json, app).await
+    let fleet = Fleet { workers: args.workers, ps: args.ps, ps_memory: args.ps_memory };
+    here(submission, fleet, args.compute, out, args.json, app).await
+}
+
+/// What the user says of the roles of this process.
+#[derive(Default)]
+pub(super) struct Fleet {
+    pub(super) workers: Option<u32>,
+    pub(super) ps: Option<u32>,
+    pub(super) ps_memory: args::PsMemory,
 }
 
 /// Runs a job in this process to its end, and shows its result. Its files go to `out`, which is
@@ -59,8 +68,7 @@ pub(crate) async fn run(args: args::Run, app: &App) -> Result<bool> {
 /// written, or the job cannot start.
 pub(super) async fn here(
     mut submission: Submission,
-    workers: Option<u32>,
-    ps: Option<u32>,
+    Fleet { workers, ps, ps_memory }: Fleet,
     compute: args::Compute,
     out: impl Future<Output = Result<Option<Folder>>>,
     json: bool,
@@ -81,6 +89,8 @@ pub(super) async fn here(
     let options = client::Options {
         devices: spread(&devices, count),
         ps: fleet.ps,
+        ps_memory: ps_memory.into(),
+        open: app.environment.devices(),
         threads: compute.threads as usize,
         data_root: compute.data_root,
         data_patience: compute.data_patience,

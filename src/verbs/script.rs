@@ -112,6 +112,7 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
         return launch::become_launcher(&args, on, app);
     }
     let placed = processes(&args, worker::device::for_scripts)?;
+    let devices: Vec<_> = placed.iter().copied().flatten().collect();
     let job = &args.job;
     std::fs::File::open(job).with_context(|| format!("script {} cannot be read", job.display()))?;
     let name = job.file_stem().unwrap_or(job.as_os_str());
@@ -127,7 +128,7 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let slots = placed.into_iter().enumerate().map(slot);
     let slots = slots.collect::<Result<Vec<_>>>()?;
 
-    let mut fleet = Fleet::start(args.ps.unwrap_or(1), app).await?;
+    let mut fleet = Fleet::start(args.ps.unwrap_or(1), args.ps_memory.clone().into(), devices, app).await?;
     let script = script(&args, slots.len(), &fleet.url, app.guard()?, app);
     let client = Client::new(&app.dialer, &fleet.url, PATIENCE)?.with_notices(app.notices());
     let run =

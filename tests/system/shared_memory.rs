@@ -399,7 +399,7 @@ async fn a_ps_on_the_host_refuses_memory_of_a_device_and_goes_on() {
     // Room for the answer to a pull stays unused.
     for attachment in [name.clone(), Bytes::from_static(&[7; 16])] {
         let (want, wait) = (Want::Exact(Version(0)), Duration::from_secs(9));
-        let pull = Pull { address: ADDRESS, want, wait, wire: WireType::F32 };
+        let pull = Pull { address: ADDRESS, want, wait, wire: WireType::F32, on_device: false };
         let request = pb::PullRequest { attachment, part: region, ..pull.into() };
         let mut replies = bulk::call(&channel, PULL, std::iter::once(request)).await.unwrap();
         let first = replies.message::<pb::PullReply>().await.unwrap().and_then(|reply| reply.part);
@@ -500,6 +500,7 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
         want: Want::Exact(Version(0)),
         wait: Duration::from_secs(9),
         wire: WireType::F32,
+        on_device: false,
     };
     let mut request = pb::PullRequest::from(pull);
     request.attachment = attachment.name().clone();
@@ -545,6 +546,7 @@ async fn a_version_is_held_as_long_as_it_is_read() {
         want: Want::Exact(Version(0)),
         wait: Duration::from_secs(9),
         wire: WireType::F32,
+        on_device: false,
     };
     let mut request = pb::PullRequest::from(pull);
     request.attachment = attachment.name().clone();
@@ -576,10 +578,15 @@ async fn a_version_is_held_as_long_as_it_is_read() {
 async fn a_ps_of_the_same_process_is_read_where_it_lies() {
     let served = Served::new(Some(memory()));
     served.ps.push(initial()).await.unwrap();
-    let pull =
-        Pull { address: ADDRESS, want: Want::Exact(Version(0)), wait: Duration::ZERO, wire: WireType::F32 };
+    let pull = Pull {
+        address: ADDRESS,
+        want: Want::Exact(Version(0)),
+        wait: Duration::ZERO,
+        wire: WireType::F32,
+        on_device: false,
+    };
     let pulled = served.ps.pull(pull).await.unwrap();
-    assert_eq!(pulled.chunks[0].values, values(0)[0].bytes()[..1 << 20]);
+    assert_eq!(pulled.chunks[0].values.host(), &values(0)[0].bytes()[..1 << 20]);
 }
 
 fn initial() -> proto::parameters::Push {
@@ -588,7 +595,7 @@ fn initial() -> proto::parameters::Push {
     let chunk = |&id: &ChunkId| {
         let chunk = layout.chunk(id);
         let bytes = &values[chunk.tensor].bytes()[chunk.offset * 4..(chunk.offset + chunk.len) * 4];
-        proto::tensor::Chunk { id, role: TensorRole::Parameter, values: Bytes::copy_from_slice(bytes) }
+        proto::tensor::Chunk { id, role: TensorRole::Parameter, values: bytes.to_vec().into() }
     };
     let chunks = layout.members(PartitionId(0)).iter().map(chunk).collect();
     proto::parameters::Push { address: ADDRESS, target: Target::Initial, wire: WireType::F32, chunks }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use data::Batch;
+use kernels::Device;
 use model::weights::Weights;
 use model::{Allocator, Gradients, Model, Upcoming};
 use proto::plan::Microbatch;
@@ -61,9 +62,11 @@ pub(crate) enum Compute {
         calls: mpsc::Sender<Call>,
         /// Whether the model panicked and has to be built again.
         dead: Arc<AtomicBool>,
+        /// In whose memory the model takes weights.
+        device: Device,
     },
     /// A model on the caller's thread, for simulations.
-    Inline { loaded: Arc<Mutex<Loaded>>, how: Inline },
+    Inline { loaded: Arc<Mutex<Loaded>>, how: Inline, device: Device },
 }
 
 impl Compute {
@@ -80,8 +83,9 @@ impl Compute {
     {
         if let Some(how) = inline.cloned() {
             let loaded = Loaded { model: build()?, weights: None, memory, _kept: Box::new(kept) };
+            let device = loaded.model.device();
             let loaded = Arc::new(Mutex::new(loaded));
-            return Ok(Self::Inline { loaded, how });
+            return Ok(Self::Inline { loaded, how, device });
         }
         let (calls, queue) = mpsc::channel::<Call>();
         let (ready_tx, ready) = oneshot::channel();
@@ -89,15 +93,15 @@ impl Compute {
             Ok(model) => {
                 let mut loaded = Loaded { model, weights: None, memory, _kept: Box::new(kept) };
                 // The receiver may be gone: then nobody calls either.
-                let _ = ready_tx.send(Ok(()));
+                let _ = ready_tx.send(Ok(loaded.model.device()));
                 queue.into_iter().for_each(|call| call(&mut loaded));
             }
             Err(error) => drop(ready_tx.send(Err(error))),
         };
         let started = std::thread::Builder::new().name("compute".to_owned()).spawn(life);
         started.map_err(|error| gone(&error.to_string()))?;
-        ready.await.map_err(|_| gone("it panicked while building the model"))??;
-        Ok(Self::Thread { calls, dead: Arc::default() })
+        let device = ready.await.map_err(|_| gone("it panicked while building the model"))??;
+        Ok(Self::Thread { calls, dead: Arc::default(), device })
     }
 
     /// Calls the model.
@@ -110,7 +114,7 @@ impl Compute {
         F: FnOnce(&mut Loaded) -> Result<T> + Send + 'static,
     {
         match self {
-            Self::Inline { loaded, how } => {
+            Self::Inline { loaded, how, .. } => {
                 // The task imitates a thread: calls run one after the other, and a call without a
                 // waiter goes on.
                 let (loaded, how) = (loaded.clone(), how.clone());
@@ -122,7 +126,7 @@ impl Compute {
                 });
                 calling.await.map_err(|_| gone("it panicked"))?
             }
-            Self::Thread { calls, dead } => {
+            Self::Thread { calls, dead, .. } => {
                 let (done, answer) = oneshot::channel();
                 let call: Call = Box::new(move |loaded| drop(done.send(call(loaded))));
                 let mourn = |reason| {
@@ -132,6 +136,13 @@ impl Compute {
                 calls.send(call).map_err(|_| mourn("it has ended"))?;
                 answer.await.map_err(|_| mourn("it panicked"))?
             }
+        }
+    }
+
+    /// Returns the device in whose memory the model takes weights and leaves gradients.
+    pub(crate) const fn device(&self) -> &Device {
+        match self {
+            Self::Inline { device, .. } | Self::Thread { device, .. } => device,
         }
     }
 

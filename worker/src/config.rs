@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use data::Batch;
+use kernels::device::Devices;
 use model::device::Device;
 use proto::numerics::Numerics;
 use proto::plan::Microbatch;
@@ -24,6 +25,9 @@ pub struct Options {
     /// Device that computes. Default: the CPU. [`chosen`](crate::device::chosen) finds others.
     #[serde(skip)]
     pub device: Device,
+    /// The open devices of this process, which its roles share. Default: no device is open.
+    #[serde(skip)]
+    pub devices: Devices,
     /// Folder below which the job's data paths are looked up. Default: the job file's folder, as on
     /// the user's machine.
     pub data_root: Option<PathBuf>,
@@ -156,6 +160,7 @@ impl Default for Options {
             name: "worker".to_owned(),
             threads: 1,
             device: Device::default(),
+            devices: Devices::default(),
             data_root: None,
             data_urls: Vec::new(),
             data_patience: data::PATIENCE,

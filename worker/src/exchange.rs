@@ -13,11 +13,15 @@
 //!
 //! A pull has one copy with every carrier: into the tensors of the caller. What a ps on the CUDA
 //! device of this worker has placed there crosses to the host first.
+//!
+//! A model on a CUDA device leaves its gradients there and takes its weights there (ADR 61). They
+//! cross to the host only for a carrier that needs them there.
 
 mod attached;
 mod connector;
 mod embedded;
 mod exported;
+mod fetched;
 mod placed;
 mod placing;
 mod shared_memory;
@@ -152,6 +156,11 @@ impl Partitions {
         Self { wire, ..self }
     }
 
+    /// These partitions for a model on `device`: weights are pulled into its memory.
+    pub(crate) fn on(self, device: kernels::Device) -> Self {
+        Self { spare: Spare::on(device), ..self }
+    }
+
     /// These partitions, called in `era`.
     pub(crate) fn at(&self, era: Era) -> Self {
         Self { era, ..self.clone() }
@@ -234,10 +243,11 @@ impl Partitions {
     async fn pull_as(&self, wire: WireType, want: Want) -> Result<Option<Weights>> {
         // The partitions write different parts of it, one after the other: they are polled by one
         // task.
-        let values = Mutex::new(self.spare.take(&self.layout));
+        let values = self.spare.take(&self.layout)?;
+        let values = Mutex::new(values);
         let pulls = self.partitions.iter().map(async |partition| {
             let (address, wait) = (self.address(partition), self.limits.pull_timeout);
-            let pull = Pull { address, want, wait, wire };
+            let pull = Pull { address, want, wait, wire, on_device: self.spare.is_on_device() };
             loop {
                 let fill = || self.fill(partition, pull, &values);
                 match self.retry(partition, Repeated::Pull, fill).await {

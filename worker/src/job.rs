@@ -112,6 +112,7 @@ impl Job {
             label_max: reply.label_max,
             artifacts,
             device,
+            devices: options.devices.clone(),
             threads: options.threads,
         };
         let registry = registry.clone();
@@ -166,7 +167,8 @@ impl Job {
             self.spec.limits,
             seed,
         )?
-        .exchanging(self.spec.exchange.dtype);
+        .exchanging(self.spec.exchange.dtype)
+        .on(self.compute.device().clone());
         let number = placement.number;
         let mut placed = self.placed.write().unwrap_or_else(PoisonError::into_inner);
         if placed.as_ref().is_none_or(|placed| placed.number < number) {

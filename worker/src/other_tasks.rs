@@ -242,7 +242,7 @@ pub(crate) async fn export(
         for (name, content) in model.export()? {
             files.insert(name, content.into());
         }
-        let content = export::safetensors(&tensors, &weights, &model.constants()?)?;
+        let content = export::safetensors(&tensors, &weights.on_host()?, &model.constants()?)?;
         files.insert("model.safetensors".to_owned(), content.into());
         Ok(files)
     });

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use data::Batch;
-use kernels::cpu::cast;
+use kernels::values;
 use model::weights::Weights;
 use model::{Evaluation, Gradients, Model};
 use proto::convert;
@@ -126,9 +126,7 @@ impl Piece {
 
     fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
         for (tensor, values) in self.tensors.iter().zip(&mut values) {
-            if let Some(values) = values.as_f32_mut() {
-                cast::round(self.wire.of(tensor.role), values);
-            }
+            values::round(self.wire.of(tensor.role), values);
         }
         let mut right = (leaf, samples, values);
         while let Some((parent, sibling)) = right.0.parent_and_sibling(self.of) {
@@ -141,7 +139,7 @@ impl Piece {
             };
             let (_, left_samples, mut sum) = left;
             for ((left, right), tensor) in sum.iter_mut().zip(&right.2).zip(&*self.tensors) {
-                cast::merge(self.wire.of(tensor.role), left, right);
+                values::merge(tensor.role, self.wire, left, right);
             }
             right = (parent, left_samples + right.1, sum);
         }
@@ -200,6 +198,7 @@ pub(crate) fn evaluate(
 
 #[cfg(test)]
 mod tests {
+    use kernels::cpu::cast;
     use proptest::prelude::*;
 
     use super::*;

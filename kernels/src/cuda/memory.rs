@@ -409,7 +409,7 @@ impl Buffer {
     }
 
     /// Returns the device.
-    pub(super) const fn device(&self) -> &Arc<Device> {
+    pub(crate) const fn device(&self) -> &Arc<Device> {
         &self.device
     }
 

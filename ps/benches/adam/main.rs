@@ -24,7 +24,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use bytes::Bytes;
 use proto::ids::{Era, JobId, PartitionId, Step};
 use proto::parameters::{Address, Parameters, Push, Target};
 use proto::placement::Layout;
@@ -172,7 +171,7 @@ impl Training {
             let len = layout.chunk_bytes(id) / 4;
             let values: Vec<u8> =
                 (0..len).flat_map(|index| ((index % 1000) as f32 * 1e-3 - 0.5).to_le_bytes()).collect();
-            Chunk { id, role: TensorRole::Parameter, values: Bytes::from(values) }
+            Chunk { id, role: TensorRole::Parameter, values: values.into() }
         };
         let chunks: Vec<Chunk> = layout.members(ADDRESS.partition).iter().map(chunk).collect();
         let initial =

@@ -186,12 +186,10 @@ impl Dense {
         let mut sum = match values {
             Payload::Exported(lent) => {
                 let values = lent.values(role.dtype());
-                let values = Operand::Stored(&values);
-                sums.push(match sibling {
-                    Some((sibling, merge)) => Sum::of(values, sibling.values(), merge, &self.pool),
-                    None => Sum::copied(values, role.dtype(), &self.pool),
-                });
-                return;
+                return sums.push(self.read(Operand::Stored(&values), role.dtype(), sibling));
+            }
+            Payload::Device(values) => {
+                return sums.push(self.read(Operand::Stored(&values), role.dtype(), sibling));
             }
             Payload::Host(values) if wire.rounds() => Sum::widened(&values, wire, &self.pool),
             Payload::Host(values) if self.is_on_device() => Sum::staged(values, role.dtype(), &self.pool),
@@ -201,6 +199,15 @@ impl Dense {
             sum.merge(sibling.clone(), merge, &self.pool);
         }
         sums.push(sum);
+    }
+
+    /// Returns the sum of values that the device reads where they lie and that nothing keeps: with
+    /// those of their sibling, or alone.
+    fn read(&self, values: Operand<'_>, dtype: DType, sibling: Option<(&Sum, Merge)>) -> Sum {
+        match sibling {
+            Some((sibling, merge)) => Sum::of(values, sibling.values(), merge, &self.pool),
+            None => Sum::copied(values, dtype, &self.pool),
+        }
     }
 
     /// Returns the sums of a node below the root, from those of its halves.
@@ -251,9 +258,17 @@ impl Dense {
     /// The version lies on a device that failed.
     pub(super) fn share(&self, weights: &Weights) -> Result<Vec<Chunk>, kernels::Error> {
         let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| {
-            Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: buffer.view()? })
+            Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: buffer.view()?.into() })
         };
         self.members().iter().zip(weights.iter()).map(chunk).collect()
+    }
+
+    /// Returns the chunks of a version where they lie on the device. `None`: they do not.
+    pub(super) fn there(&self, weights: &Weights) -> Option<Vec<(ChunkId, Arc<Buffer>)>> {
+        if weights.iter().any(|buffer| buffer.is_on_host()) {
+            return None;
+        }
+        Some(self.members().iter().copied().zip(weights.iter().cloned()).collect())
     }
 
     /// Copies a version into memory that a worker has exported, chunk after chunk. Returns where

@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use proto::ids::{Era, Step, Version};
+use proto::ids::{ChunkId, Era, Step, Version};
 use proto::parameters::{Pulled, Want};
 use proto::pb;
 use proto::tensor::Chunk;
@@ -17,6 +17,7 @@ use crate::checks;
 use crate::chunk::Weights;
 use crate::device::Lent;
 use crate::error::{Error, Result};
+use crate::pool::Buffer;
 use crate::versions::Kept;
 
 /// What a pull brings that offers memory of the device.
@@ -33,6 +34,15 @@ pub(crate) enum Given {
     Here(Pulled),
 }
 
+/// What a pull of this process gives.
+#[derive(Debug)]
+pub(crate) enum Lies {
+    /// The chunks lie on the device.
+    There(Version, Vec<(ChunkId, Arc<Buffer>)>),
+    /// The chunks are here, on the host.
+    Here(Pulled),
+}
+
 impl Partition {
     /// Gives all chunks at a version to a worker of `era`; waits at most `wait` until there is one.
     /// The chunks share the partition's memory, and the version stays as it is until the last of
@@ -45,6 +55,21 @@ impl Partition {
         let (version, weights) = self.wanted(era, want, wait).await?;
         let chunks = self.share(version, weights).await?;
         Ok(Pulled { version, chunks })
+    }
+
+    /// Gives all chunks at a version to a worker of this process that takes them where they lie on
+    /// the device. They stay as they are there until the device has done what it is told before
+    /// they are dropped.
+    ///
+    /// # Errors
+    /// The errors of [`pull`](Self::pull).
+    pub(crate) async fn pull_there(self: &Arc<Self>, era: Era, want: Want, wait: Duration) -> Result<Lies> {
+        let (version, weights) = self.wanted(era, want, wait).await?;
+        if let Some(chunks) = self.dense.there(&weights) {
+            return Ok(Lies::There(version, chunks));
+        }
+        let chunks = self.share(version, weights).await?;
+        Ok(Lies::Here(Pulled { version, chunks }))
     }
 
     /// Gives all chunks at a version to a worker as [`pull`](Self::pull) does, but in memory of the

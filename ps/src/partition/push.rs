@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::mpsc;
 
 use bytes::Bytes;
+use kernels::Storage;
 use net::timeline::Mark;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, Step, Version};
 use proto::parameters::{Outcome, Pushed, Target};
 use proto::spec::{Consistency, Order};
+use proto::tensor;
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use tokio::task::JoinHandle;
@@ -63,6 +65,8 @@ pub(crate) enum Payload {
     Host(Bytes),
     /// Values in memory that a worker has exported.
     Exported(Lent),
+    /// Floats of a worker of this process in memory of a device.
+    Device(Storage),
 }
 
 impl Payload {
@@ -71,6 +75,7 @@ impl Payload {
         match self {
             Self::Host(values) => values.len(),
             Self::Exported(lent) => lent.len(),
+            Self::Device(values) => values.size(),
         }
     }
 }
@@ -78,6 +83,23 @@ impl Payload {
 impl From<Bytes> for Payload {
     fn from(values: Bytes) -> Self {
         Self::Host(values)
+    }
+}
+
+impl From<tensor::Payload> for Payload {
+    /// Takes values of a worker of this process. Those on a device stay there as long as these do.
+    ///
+    /// # Panics
+    /// If they lie on a device that is not one of the kernels.
+    fn from(values: tensor::Payload) -> Self {
+        match values {
+            tensor::Payload::Host(values) => Self::Host(values),
+            tensor::Payload::Device { memory, bytes } => {
+                let storage = kernels::values::storage(memory.as_ref());
+                let part = storage.and_then(|storage| storage.part_of(bytes, Arc::new(memory.clone())));
+                Self::Device(part.expect("storage of a device"))
+            }
+        }
     }
 }
 

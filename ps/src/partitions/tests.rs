@@ -41,7 +41,8 @@ fn opening(era: u64) -> Opening {
 
 fn push(era: u64, target: Target) -> Push {
     let values = Bytes::from(vec![0; 3 * 4]);
-    let chunks = vec![Chunk { id: proto::ids::ChunkId(0), role: TensorRole::Parameter, values }];
+    let chunks =
+        vec![Chunk { id: proto::ids::ChunkId(0), role: TensorRole::Parameter, values: values.into() }];
     Push { address: address(era), target, wire: WireType::F32, chunks }
 }
 
@@ -60,6 +61,7 @@ async fn a_partition_whose_update_panics_is_held_no_more_and_can_be_opened_again
         want: Want::Exact(Version(1)),
         wait: Duration::from_secs(60),
         wire: WireType::F32,
+        on_device: false,
     };
     let waiting = {
         let ps = ps.clone();

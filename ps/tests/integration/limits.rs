@@ -70,7 +70,7 @@ async fn a_message_beyond_the_limit_is_refused() {
     // All chunks are right, and in one message.
     let chunks = push.chunks.iter().map(|chunk| pb::Chunk {
         id: chunk.id.get(),
-        values: chunk.values.clone(),
+        values: chunk.values.host().clone(),
         region: None,
     });
     let chunks = Part::Chunks(pb::Chunks { chunks: chunks.collect() });

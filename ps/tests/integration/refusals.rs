@@ -35,7 +35,7 @@ const WRONG: [Wrong; 16] = [
         push.chunks.push(again);
     }),
     ("a short chunk", Kind::Malformed, "has 4 bytes", |push| {
-        push.chunks.last_mut().expect("chunks").values = Bytes::from_static(&[0; 4]);
+        push.chunks.last_mut().expect("chunks").values = vec![0; 4].into();
     }),
     ("other samples", Kind::Malformed, "Node.samples", |push| with_node(push, |_, samples| *samples += 1)),
     ("another M", Kind::Malformed, "Node.of", |push| with_node(push, |node, _| node.of = 9)),
@@ -59,7 +59,7 @@ fn with_node(push: &mut Push, edit: impl FnOnce(&mut StepNode, &mut u64)) {
 /// Returns everything that can be seen of a partition.
 async fn seen(ps: &Ps, job: &Job) -> (Vec<ps::Applied>, Vec<Bytes>, u64) {
     let pulled = ps.pull(job.pull(PARTITION, Want::AtLeast(Version(0)))).await.expect("version 0 is there");
-    let weights = pulled.chunks.into_iter().map(|chunk| chunk.values).collect();
+    let weights = pulled.chunks.into_iter().map(|chunk| chunk.values.host().clone()).collect();
     (ps.ledger(job.id).expect("open"), weights, ps.metrics().push_bytes_in_flight.get())
 }
 

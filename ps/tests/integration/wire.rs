@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use kernels::cpu::cast;
 use net::channel::{Dialer, Purpose};
 use proto::convert::{encode, pack, pack_as};
@@ -12,7 +11,7 @@ use proto::pb;
 use proto::pb::push_request::Part;
 use proto::placement::CHUNK_LEN;
 use proto::status::Kind;
-use proto::tensor::{Chunk, TensorSpec, Values};
+use proto::tensor::{Chunk, Payload, TensorSpec, Values};
 use proto::tree::Node;
 use proto::wire::WireType;
 use serde_json::json;
@@ -101,14 +100,14 @@ async fn what_travels_in_16_bits_is_half_of_the_bytes_and_has_the_bits_of_what_d
 }
 
 /// Returns the values of a chunk that came in 16 bits, as f32.
-fn widened(chunk: &Chunk, wire: WireType) -> Bytes {
+fn widened(chunk: &Chunk, wire: WireType) -> Payload {
     let wire = wire.of(chunk.role);
     if !wire.rounds() {
         return chunk.values.clone();
     }
     let mut values = vec![0.0f32; chunk.values.len() / 2];
-    cast::decode(wire, &chunk.values, &mut values);
-    Values::F32(values).into_bytes()
+    cast::decode(wire, chunk.values.host(), &mut values);
+    Values::F32(values).into()
 }
 
 #[tokio::test]

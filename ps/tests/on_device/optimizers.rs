@@ -63,7 +63,7 @@ async fn a_pulled_version_stays_as_it_is_while_training_goes_on() {
         let [one, other] = pulls.map(|pull| pull);
         let (one, other) = tokio::join!(one, other);
         let (one, other) = (one.expect("a version"), other.expect("a version"));
-        let address = |pulled: &proto::parameters::Pulled| pulled.chunks[0].values.as_ptr();
+        let address = |pulled: &proto::parameters::Pulled| pulled.chunks[0].values.host().as_ptr();
         assert_eq!(address(&one), address(&other), "both read one copy");
         held.push(one);
         ps.push(job.push_step(PARTITION, step)).await.expect("a step");

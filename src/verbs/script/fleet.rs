@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context as _, Error, Result, anyhow};
+use model::Device;
 use net::channel::Listener;
 use net::security::Keys;
 use tempfile::TempDir;
@@ -32,11 +33,20 @@ pub(super) struct Fleet {
 }
 
 impl Fleet {
-    /// Starts a master and so many ps.
+    /// Starts a master and so many ps beside workers on `devices`.
     ///
     /// # Errors
     /// A role cannot start.
-    pub(super) async fn start(ps: u32, app: &App) -> Result<Self> {
+    pub(super) async fn start(
+        ps: u32,
+        memory: client::PsMemory,
+        devices: Vec<Device>,
+        app: &App,
+    ) -> Result<Self> {
+        let open = app.environment.devices();
+        // The first use of a device compiles its kernels.
+        let opening = tokio::task::spawn_blocking(move || memory.open(&open, &devices, ps));
+        let on = opening.await.context("open the device of the ps")??;
         let folder = tempfile::Builder::new().prefix("ebb-").tempdir().context("make a temporary folder")?;
         let (listener, address) = listen(app).await?;
         let url = format!("http://{address}");
@@ -56,21 +66,28 @@ impl Fleet {
         roles.spawn(async move { running.await.context("the master of this run") });
         let mut fleet = Self { url, roles, shutdown, _folder: folder };
         for index in 0..ps {
-            fleet.start_ps(index, app).await?;
+            fleet.start_ps(index, &on, app).await?;
         }
         Ok(fleet)
     }
 
-    async fn start_ps(&mut self, index: u32, app: &App) -> Result<()> {
+    async fn start_ps(
+        &mut self,
+        index: u32,
+        (device, device_bytes_max): &(kernels::Device, Option<u64>),
+        app: &App,
+    ) -> Result<()> {
         let (listener, address) = listen(app).await?;
         let name = format!("ps-{index}");
         let options = ps::Options {
             name: name.clone(),
             master: self.url.clone(),
             url: format!("http://{address}"),
+            device_bytes_max: *device_bytes_max,
             ..ps::Options::default()
         };
-        let ps = ps::Ps::with(options, app.environment.stores.clone(), app.environment.memory()?)?;
+        let (stores, memory) = (app.environment.stores.clone(), app.environment.memory()?);
+        let ps = ps::Ps::on(device.clone(), options, stores, memory)?;
         let running = ps::server::run_on_threads(ps, listener, app.dialer.clone(), self.shutdown.clone());
         self.roles.spawn(async move { running.await.with_context(|| format!("{name} of this run")) });
         Ok(())

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use kernels::device::Devices;
 use model::{Allocator, OwnMemory};
 use net::channel::{Dialer, Purpose};
 use net::memory::{Memory, Regions};
@@ -68,16 +68,16 @@ impl Connector {
     }
 
     /// Connects as [`shared_memory`](Self::shared_memory) does. Gradients for a ps on the CUDA
-    /// device `ordinal` lie in memory of that device. It is opened when such a ps is met; `cache`
-    /// is a folder for compiled kernels.
+    /// device `ordinal` of `devices` lie in memory of that device. It is opened when such a ps is
+    /// met.
     pub fn device_memory(
         dialer: Dialer,
         memory: Memory,
         ordinal: usize,
-        cache: Option<PathBuf>,
+        devices: Devices,
         metrics: Arc<Metrics>,
     ) -> Self {
-        let exporter = Some(Arc::new(Exporter::new(ordinal, cache)));
+        let exporter = Some(Arc::new(Exporter::new(ordinal, devices)));
         Self::by(By::SharedMemory { dialer, regions: Regions::new(memory), exporter, metrics })
     }
 

@@ -12,16 +12,14 @@
 //! - What refuses is said once, and values then go through memory of the host.
 
 use std::borrow::Cow;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use kernels::device::PART_ALIGNMENT;
-use kernels::{Device, Error, Storage};
+use kernels::device::{Devices, PART_ALIGNMENT};
+use kernels::{Device, Error, Storage, values};
 use proto::pb;
 use proto::placement::CHUNK_LEN;
-use proto::tensor::{Chunk, DType};
+use proto::tensor::{Chunk, DType, Payload};
 
 /// Pushes and pulls that use the memory at once: those on their way, because a ps keeps none. More
 /// go through memory of the host.
@@ -34,9 +32,8 @@ pub(super) const PIECE_BYTES: usize = CHUNK_LEN * DType::I64.size();
 #[derive(Debug)]
 pub(super) struct Exporter {
     ordinal: usize,
-    /// Folder for compiled kernels.
-    cache: Option<PathBuf>,
-    device: OnceLock<Result<Device, Error>>,
+    /// The open devices of this process.
+    devices: Devices,
     has_told: AtomicBool,
 }
 
@@ -68,8 +65,8 @@ pub(super) struct Part {
 }
 
 impl Exporter {
-    pub(super) const fn new(ordinal: usize, cache: Option<PathBuf>) -> Self {
-        Self { ordinal, cache, device: OnceLock::new(), has_told: AtomicBool::new(false) }
+    pub(super) const fn new(ordinal: usize, devices: Devices) -> Self {
+        Self { ordinal, devices, has_told: AtomicBool::new(false) }
     }
 
     /// Exports memory of the device with this UUID, for pushes of at most `bytes`. Returns it with
@@ -78,8 +75,7 @@ impl Exporter {
     /// # Errors
     /// The reason why there is none, for people.
     pub(super) fn export(&self, uuid: &[u8], bytes: usize) -> Result<(Exported, Vec<u8>), String> {
-        let opened = || Device::cuda(self.ordinal, self.cache.as_deref());
-        let device = self.device.get_or_init(opened).clone().map_err(|error| error.to_string())?;
+        let device = self.devices.cuda(self.ordinal).map_err(|error| error.to_string())?;
         if device.uuid().is_none_or(|own| own != uuid) {
             return Err(format!("the ps is on another CUDA device than cuda:{}", self.ordinal));
         }
@@ -108,15 +104,25 @@ impl Exported {
 }
 
 impl Part {
-    /// Copies the values of a push into the part. They are there when this returns.
+    /// Copies the values of a push into the part, from the host or within the device. They are
+    /// there when this returns.
     ///
     /// # Errors
     /// The device failed. It does nothing any more.
-    pub(super) fn write<'a>(&self, chunks: impl IntoIterator<Item = &'a Bytes>) -> Result<(), Error> {
+    ///
+    /// # Panics
+    /// If values lie on a device that is not one of this crate's.
+    pub(super) fn write<'a>(&self, chunks: impl IntoIterator<Item = &'a Payload>) -> Result<(), Error> {
         let mut storage = lock(&self.exported.storage);
         let mut at = self.begin();
         for values in chunks {
-            storage.place(at, values);
+            match values {
+                Payload::Host(values) => storage.place(at, values),
+                Payload::Device { memory, bytes } => {
+                    let from = values::storage(memory.as_ref()).expect("storage of a device");
+                    storage.place_part(at, from, bytes.clone());
+                }
+            }
             at += values.len().next_multiple_of(PART_ALIGNMENT);
         }
         drop(storage);
@@ -154,6 +160,19 @@ impl Part {
         let allocate = || device.staging(DType::F32, PIECE_BYTES / DType::F32.size());
         let piece = self.place.piece.get_or_insert_with(allocate);
         piece.receive_part(&lock(&self.exported.storage), begin, bytes)
+    }
+
+    /// Hands out the memory, for reading what the ps has written to the part.
+    pub(super) fn with_memory<T>(&self, read: impl FnOnce(&Storage) -> T) -> T {
+        read(&lock(&self.exported.storage))
+    }
+
+    /// Waits until the device has read what it was told to read.
+    ///
+    /// # Errors
+    /// The device failed. It does nothing any more.
+    pub(super) fn settle(&self) -> Result<(), Error> {
+        self.exported.device.settle()
     }
 
     /// Returns the bytes that were fetched last, and whatever lies behind them.
@@ -210,7 +229,7 @@ mod tests {
         let chunk = |(id, &bytes): (u32, &usize)| Chunk {
             id: ChunkId(id),
             role: TensorRole::Parameter,
-            values: Bytes::from(vec![id as u8 + 1; bytes]),
+            values: vec![id as u8 + 1; bytes].into(),
         };
         (0..).zip(lengths).map(chunk).collect()
     }
@@ -228,7 +247,7 @@ mod tests {
             assert_eq!((region.offset, region.bytes), (base + offset, chunk.values.len() as u64));
             let begin = region.offset as usize;
             let storage = lock(&exported.storage);
-            assert_eq!(storage.bytes()[begin..begin + chunk.values.len()], chunk.values);
+            assert_eq!(&storage.bytes()[begin..begin + chunk.values.len()], chunk.values.host());
         }
     }
 
@@ -267,7 +286,7 @@ mod tests {
 
     #[test]
     fn without_a_device_the_reason_is_said() {
-        let refused = Exporter::new(usize::MAX, None).export(&[0; 16], 8).unwrap_err();
+        let refused = Exporter::new(usize::MAX, Devices::default()).export(&[0; 16], 8).unwrap_err();
         assert!(refused.contains("CUDA"), "{refused}");
     }
 }

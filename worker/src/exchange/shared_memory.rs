@@ -24,7 +24,8 @@ use tracing::Instrument as _;
 
 use super::attached::{Attached, Attaching, Lent, Placed};
 use super::exported::Exporter;
-use super::placed::{Answer, ask, call_pull, read};
+use super::fetched;
+use super::placed::{Answer, ask, call_pull, read, read_there};
 use super::socket::{Reading, Socket, part, take_all};
 use crate::metrics::Metrics;
 
@@ -71,7 +72,10 @@ impl SharedMemory {
         let asked = asking.await.map_err(|error| Failure::new(Kind::Internal, error))?;
         match asked? {
             Answer::Placed { version, chunks, placed } => {
-                read(placed, &chunks, take).await?;
+                match pull.on_device {
+                    true => read_there(placed, &chunks, take).await?,
+                    false => read(placed, &chunks, take).await?,
+                }
                 Ok(version)
             }
             Answer::Elsewhere { header, replies, until } => {
@@ -96,6 +100,7 @@ impl Parameters for SharedMemory {
             if let Some(placed) = attaching.place(&attached, &ps, &push).await {
                 tokio::spawn(push_placed(ps, attaching, placed, push, reply).in_current_span());
             } else if let Some(lent) = attaching.lend(&attached) {
+                let push = fetched::whole(push).await?;
                 tokio::spawn(push_lent(ps, attaching, lent, push, reply).in_current_span());
             } else {
                 return self.socket.push(push).await;

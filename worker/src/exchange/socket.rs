@@ -6,13 +6,15 @@ use net::memory::attach::Attachment;
 use net::ps_client::PsClient;
 use proto::convert::{encode, pack_as, required};
 use proto::ids::{ChunkId, Version};
-use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
+use proto::parameters::{Came, Parameters, Pull, Push, Pushed, Take};
 use proto::pb;
 use proto::pb::pull_reply::Part as Reply;
 use proto::pb::push_request::Part as Request;
 use proto::status::Failure;
 use proto::wire::WireType;
 use tokio::sync::oneshot;
+
+use super::fetched;
 
 /// A ps behind gRPC.
 #[derive(Debug)]
@@ -38,8 +40,14 @@ impl Parameters for Socket {
         let mut header = pb::PushHeader::from((push.address, push.target));
         header.wire = pb::WireType::from(wire).into();
         let header = part(Request::Header(header));
-        let chunks = pack_as(push.chunks, move |chunk| encode(cast::encode_chunk(wire, chunk)))
-            .map(|chunks| part(Request::Chunks(chunks)));
+        let encoded = fetched::encoded(&push, wire).await?;
+        let is_encoded = encoded.is_some();
+        let send = move |chunk| match is_encoded {
+            true => encode(chunk),
+            false => encode(cast::encode_chunk(wire, chunk)),
+        };
+        let chunks =
+            pack_as(encoded.unwrap_or(push.chunks), send).map(|chunks| part(Request::Chunks(chunks)));
         let messages = std::iter::once(header).chain(chunks);
         let mut replies = bulk::call(self.ps.channel(), PUSH, messages).await?;
         let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
@@ -92,7 +100,7 @@ pub(super) async fn take_all(
                         (Some(region), Some(attachment)) => attachment.read(region)?,
                         _ => &chunk.values,
                     };
-                    take(ChunkId(chunk.id), wire, values)?;
+                    take(ChunkId(chunk.id), wire, Came::Host(values))?;
                     left = left.saturating_sub(1);
                 }
             }
