@@ -209,16 +209,16 @@ impl Storage {
         Ok(())
     }
 
-    /// Copies some floats to memory of the host, in the type `wire`, little-endian. `bytes` says
-    /// which ones, where each has 4 bytes. They are there when this returns.
+    /// Copies some values to memory of the host, little-endian: floats in the type `wire`. `bytes`
+    /// says which ones, as they lie here. They are there when this returns.
     ///
     /// # Panics
-    /// If these are integers, or fewer.
+    /// If there are fewer, or integers would be rounded.
     ///
     /// # Errors
-    /// The floats lie on a device that failed.
+    /// The values lie on a device that failed.
     pub fn read_part(&self, wire: WireType, bytes: Range<usize>) -> Result<Vec<u8>, Error> {
-        assert_eq!(self.dtype, DType::F32, "integers taken as floats");
+        assert!(self.dtype == DType::F32 || !wire.rounds(), "integers taken as floats");
         #[cfg(feature = "cuda")]
         if let Memory::Device(buffer) = &self.memory {
             return buffer.encode_part(wire, &bytes);

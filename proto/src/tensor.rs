@@ -79,14 +79,14 @@ pub trait ExternalMemory: Send + Sync + fmt::Debug {
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// Floats in memory of a device, of which this crate knows nothing: who knows the type reads and
-/// writes it there.
+/// Values of one type in memory of a device, of which this crate knows nothing: what knows the type
+/// reads and writes it there.
 pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
-    /// Returns the number of bytes of the floats.
+    /// Returns the number of bytes of the values.
     fn size(&self) -> usize;
 
-    /// Copies floats to memory of the host, in the type `wire`, little-endian. `bytes` says which
-    /// ones, where each has 4 bytes. It waits for the device.
+    /// Copies values to memory of the host, little-endian: floats in the type `wire`. `bytes` says
+    /// which ones, as they lie here. It waits for the device.
     ///
     /// # Errors
     /// The device failed: one sentence.

@@ -447,6 +447,8 @@ struct Way<'a> {
     /// The device of the ps.
     ps: &'a str,
     of_ps: &'a [(&'a str, &'a str)],
+    /// The device that workers compute on.
+    computes: &'a str,
     /// The device whose memory workers export.
     worker: &'a str,
     of_worker: &'a [(&'a str, &'a str)],
@@ -456,7 +458,13 @@ struct Way<'a> {
 
 impl<'a> Way<'a> {
     const fn new(ps: &'a str, worker: &'a str) -> Self {
-        Self { ps, of_ps: &[], worker, of_worker: &[], refused: None }
+        Self { ps, of_ps: &[], computes: "cpu", worker, of_worker: &[], refused: None }
+    }
+
+    /// Returns the same way with workers that compute on a device, where their gradients stay and
+    /// their weights go.
+    const fn computing_on(self, computes: &'a str) -> Self {
+        Self { computes, ..self }
     }
 
     /// Starts a ps and two workers of the pure engine.
@@ -466,7 +474,8 @@ impl<'a> Way<'a> {
         let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment(self.of_ps));
         cluster.add_ps_on(self.ps);
         for _ in 0..2 {
-            cluster.add_worker_as(&["--exchange-device", self.worker], &environment(self.of_worker));
+            let devices = ["--device", self.computes, "--exchange-device", self.worker];
+            cluster.add_worker_as(&devices, &environment(self.of_worker));
         }
         cluster
     }
@@ -577,6 +586,87 @@ fn a_model_has_the_same_bits_when_values_cross_on_the_device_and_when_something_
 }
 
 #[test]
+fn a_model_that_computes_on_a_device_has_the_bits_of_the_host_wherever_its_values_go() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no worker used a device");
+    }
+    let driver = Driver::new();
+    let there = Way::new("cuda:0", "cuda:0").computing_on("cuda:0");
+    let ways = [
+        there,
+        Way::new("cuda:0", "cpu").computing_on("cuda:0"),
+        Way::new("cpu", "cpu").computing_on("cuda:0"),
+    ];
+    for wire in ["f32", "bf16"] {
+        let dtype = format!("exchange.dtype={wire}");
+        let small = ["--set", "epochs=5", "--set", "fleet.ps=1", "--set", &dtype];
+        every_way_gives_the_same_bits(&driver, &ways, &small);
+    }
+    let large = ["--set", "epochs=1", "--set", "fleet.ps=1", "--set", "model.options.hidden=[4608]"];
+    every_way_gives_the_same_bits(&driver, &[there], &large);
+}
+
+#[test]
+fn workers_on_a_device_and_on_the_host_train_one_model_together() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no worker used a device");
+    }
+    let driver = Driver::new();
+    let path = driver.path();
+    let job = root().join("examples/digits/job.toml");
+    let sets = ["--set", "epochs=40", "--set", "fleet.ps=1", "--set", "consistency.mode=pipelined"];
+    let calm = tempfile::tempdir().unwrap();
+    let expected = trained_alone(&job, &calm.path().join("out"), &sets);
+    let environment = [("LD_LIBRARY_PATH", path.as_str())];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 0, &environment);
+    cluster.add_ps_on("cpu");
+    for device in ["cpu", "cuda:0"] {
+        cluster.add_worker_as(&["--device", device], &environment);
+    }
+    let out = cluster.dir.path().join("out");
+    submit(&mut cluster, &job, &out, &sets, |_| {});
+    assert_eq!(summary(&out)["model_sha256"], expected);
+    assert_eq!(summary(&out)["workers_seen"], 2, "they are of one numerics class");
+}
+
+#[test]
+fn the_ps_of_a_run_keep_the_model_on_a_device_beside_workers_there_and_on_the_host() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    let driver = Driver::new();
+    let path = driver.path();
+    let job = root().join("examples/digits/job.toml");
+    let folder = tempfile::tempdir().unwrap();
+    let out = |name: &str| folder.path().join(name);
+    let run = |name: &str, arguments: &[&str]| {
+        let mut command = harness::ebb(["run", "--workers", "2", "--ps", "2", "--out"]);
+        command.arg(out(name)).arg(&job).args(["--set", "epochs=5"]).args(arguments);
+        command.env("LD_LIBRARY_PATH", &path).output().unwrap()
+    };
+    let expected = trained_alone(&job, &out("alone"), &["--set", "epochs=5"]);
+    for (device, of_ps) in [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:0")] {
+        let name = format!("{device} {of_ps}").replace(':', "");
+        let output = run(&name, &["--device", device, "--ps-device", of_ps]);
+        assert!(output.status.success(), "{}", text(&output));
+        assert_eq!(summary(&out(&name))["model_sha256"], expected, "--device {device} --ps-device {of_ps}");
+    }
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let output = run("full", &["--device", "cpu", "--ps-device", "cuda:0", "--ps-device-bytes-max", "4KiB"]);
+    assert!(!output.status.success());
+    let said = text(&output);
+    assert!(said.contains("cuda:0") && said.contains("4096") && !said.contains("panicked"), "{said}");
+    let output = run("none", &["--device", "cpu", "--ps-device", "cuda:7"]);
+    assert!(!output.status.success());
+    let said = text(&output);
+    assert!(said.contains("--ps-device cuda:7") && !said.contains("panicked"), "{said}");
+    let output = run("two", &["--ps-device", "cuda:0,1"]);
+    assert!(!output.status.success() && text(&output).contains("expected one device"), "{}", text(&output));
+}
+
+#[test]
 fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() {
     if nvrtc().is_none() {
         return skipped(Lacks::Package, "no NVRTC: no ps used a device");
@@ -584,7 +674,9 @@ fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() 
     let driver = Driver::new();
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
-    for (mode, wire) in [("sync", "f32"), ("pipelined", "bf16")] {
+    for (mode, wire, computes) in
+        [("sync", "f32", "cpu"), ("pipelined", "bf16", "cpu"), ("pipelined", "f32", "cuda:0")]
+    {
         let sets = [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let sets = [&sets[..], &["--set", "epochs=40", "--set", "fleet.ps=1"]].concat();
@@ -597,7 +689,7 @@ fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() 
             ("worker", &kill_a_worker as &dyn Fn(&mut Cluster)),
             ("ps", &kill_the_ps as &dyn Fn(&mut Cluster)),
         ] {
-            let mut cluster = Way::new("cuda:0", "cuda:0").cluster(&path);
+            let mut cluster = Way::new("cuda:0", "cuda:0").computing_on(computes).cluster(&path);
             let out = cluster.dir.path().join("out");
             submit(&mut cluster, &job, &out, &sets, |cluster| {
                 let before = [carried(cluster)[0][0], pulled_on_device(cluster)[0]];

@@ -14,7 +14,7 @@
 //! A pull has one copy with every carrier: into the tensors of the caller. What a ps on the CUDA
 //! device of this worker has placed there crosses to the host first.
 //!
-//! A model on a CUDA device leaves its gradients there and takes its weights there (ADR 61). They
+//! A model on a CUDA device leaves its gradients there and takes its weights there (ADR 62). They
 //! cross to the host only for a carrier that needs them there.
 
 mod attached;

@@ -9,13 +9,14 @@ use crate::{
     needs,
     workspace::{self, has_program},
 };
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::{
-    fmt::Write as _,
+    fmt::{self, Write as _},
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read},
     path::Path,
     process::{Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -29,21 +30,45 @@ pub(crate) struct Args {
     /// NAME of the report [default: the name of the first device]
     #[arg(long)]
     name: Option<String>,
+    /// Run only the steps whose name has this word, such as `speed`. May be repeated [default: all]
+    #[arg(long, value_name = "WORD")]
+    only: Vec<String>,
+    /// Seconds after which a step is ended, its build included. The report says so
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
 }
+
+/// What a test says when it could not test, see `tests/harness/skip.rs`.
+const SKIPPED: &str = "SKIPPED: ";
+
+/// How `timeout` of coreutils ends when it has ended a command.
+const TIMED_OUT: i32 = 124;
 
 /// The cargo bench of devices, which is no part of `cargo xtask bench`.
 #[cfg(test)]
 pub(crate) const BENCH: &str = "device";
 
 /// What runs, as people call it, and the words for cargo.
-const STEPS: [(&str, &str); 4] = [
+const STEPS: [(&str, &str); 7] = [
     (
         "kernels: the bits of the host",
         "test --release --package ebbflow-kernels --features cuda --test cuda_device",
     ),
     (
+        "kernels: the bits of values that a worker passes on",
+        "test --release --package ebbflow-kernels --features cuda --test cuda_values",
+    ),
+    (
         "kernels: memory that crosses between processes",
         "test --release --package ebbflow-kernels --features cuda --test cuda_ipc",
+    ),
+    (
+        "ps: the bits of the host in all that a partition does",
+        "test --release --package ebbflow-ps --features cuda --test on_device",
+    ),
+    (
+        "pure engine: the bits of the host",
+        "test --release --package ebbflow-model --no-default-features --features cuda --test on_device",
     ),
     (
         "ps as processes: the bits of the host, and telemetry",
@@ -76,10 +101,28 @@ struct Device {
 struct Done {
     what: &'static str,
     command: &'static str,
-    /// The exit code was 0.
-    passed: bool,
+    end: End,
     took: Duration,
     lines: Vec<String>,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Passed,
+    Failed,
+    /// It was ended after so many seconds.
+    TimedOut(u32),
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed => f.write_str("FAILED"),
+            Self::TimedOut(seconds) => write!(f, "ENDED after {seconds} s"),
+        }
+    }
 }
 
 /// When and of what a report is.
@@ -105,19 +148,30 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         date: said(Command::new("date").arg("+%F"))?,
         commit: said(Command::new("git").args(["rev-parse", "--short", "HEAD"]))?,
     };
+    let chosen = chosen(&args.only)?;
     let mut done = Vec::new();
-    for (what, command) in STEPS {
+    for (what, command) in chosen {
         eprintln!("\n== {what}");
-        done.push(step(what, command, nvrtc.as_deref())?);
+        done.push(step(what, command, nvrtc.as_deref(), args.limit)?);
     }
     let name = args.name.clone().unwrap_or_else(|| slug(&found.devices[0].name));
     let path = workspace::root().join(format!("docs/measurements/gpu-{name}.md"));
     fs::write(&path, report(&name, &found.devices, &origin, &done))
         .with_context(|| format!("write `{}`", path.display()))?;
     println!("{}", path.display());
-    let failed: Vec<_> = done.iter().filter(|done| !done.passed).map(|done| done.what).collect();
+    let failed: Vec<_> = done.iter().filter(|done| done.end != End::Passed).map(|done| done.what).collect();
     ensure!(failed.is_empty(), "failed: {}; the report says so too", failed.join(", "));
     Ok(())
+}
+
+/// Returns the steps whose name has one of the words; without words, all.
+fn chosen(only: &[String]) -> Result<Vec<(&'static str, &'static str)>> {
+    if let Some(word) = only.iter().find(|word| STEPS.iter().all(|(what, _)| !what.contains(*word))) {
+        let names: Vec<_> = STEPS.iter().map(|(what, _)| format!("  {what}")).collect();
+        bail!("--only {word}: no step has this word in its name; the steps are\n{}", names.join("\n"));
+    }
+    let is_chosen = |what: &str| only.is_empty() || only.iter().any(|word| what.contains(word));
+    Ok(STEPS.into_iter().filter(|(what, _)| is_chosen(what)).collect())
 }
 
 /// Asks the driver for its devices.
@@ -162,11 +216,14 @@ fn missing(found: &Found) -> Option<String> {
     None
 }
 
-/// Runs cargo, shows what it prints, and keeps the lines of stdout.
-fn step(what: &'static str, words: &'static str, nvrtc: Option<&Path>) -> Result<Done> {
+/// Runs cargo for so many seconds at most, shows what it prints, and keeps the lines.
+fn step(what: &'static str, words: &'static str, nvrtc: Option<&Path>, limit: u32) -> Result<Done> {
     let begin = now();
-    let mut command = workspace::cargo();
-    command.args(words.split_whitespace()).current_dir(workspace::root()).stdout(Stdio::piped());
+    let cargo = workspace::cargo();
+    let mut command = Command::new("timeout");
+    command.arg("--kill-after=10").arg(limit.to_string()).arg(cargo.get_program());
+    command.args(cargo.get_args()).args(words.split_whitespace());
+    command.current_dir(workspace::root()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env("EBB_TEST_DRIVER", "real");
     // The bench finds NVRTC by the loader, as `ebb` does.
     if let Some(folder) = nvrtc {
@@ -174,14 +231,29 @@ fn step(what: &'static str, words: &'static str, nvrtc: Option<&Path>) -> Result
     }
     let mut child = command.spawn().with_context(|| format!("run {command:?}"))?;
     let stdout = child.stdout.take().context("its output is piped")?;
+    let stderr = child.stderr.take().context("its output is piped")?;
+    // What a test could not try is said on stderr.
+    let complaints = thread::spawn(move || kept(stderr, |line| eprintln!("{line}")));
+    let mut lines = kept(stdout, |line| println!("{line}"))?;
+    lines.extend(complaints.join().map_err(|_| anyhow!("reading the output of cargo panicked"))??);
+    let status = child.wait().context("wait for cargo")?;
+    let end = match status.code() {
+        Some(0) => End::Passed,
+        Some(TIMED_OUT) => End::TimedOut(limit),
+        _ => End::Failed,
+    };
+    Ok(Done { what, command: words, end, took: begin.elapsed(), lines })
+}
+
+/// Shows lines as they come, and returns them all.
+fn kept(from: impl Read, show: impl Fn(&str)) -> Result<Vec<String>> {
     let mut lines = Vec::new();
-    for line in BufReader::new(stdout).lines() {
+    for line in BufReader::new(from).lines() {
         let line = line.context("read the output of cargo")?;
-        println!("{line}");
+        show(&line);
         lines.push(line);
     }
-    let passed = child.wait().context("wait for cargo")?.success();
-    Ok(Done { what, command: words, passed, took: begin.elapsed(), lines })
+    Ok(lines)
 }
 
 /// Returns what a command prints, without the end of the line.
@@ -229,14 +301,22 @@ fn report(name: &str, devices: &[Device], origin: &Origin, done: &[Done]) -> Str
         let _ = writeln!(text, "| {name} | {memory} | {driver} | {capability} |");
     }
     text += "\n## Tests\n\n| what | result | tests | time | command |\n| --- | --- | --- | --- | --- |\n";
-    for Done { what, command, passed, took, lines } in done {
-        let result = if *passed { "passed" } else { "FAILED" };
+    for Done { what, command, end, took, lines } in done {
         let tests = match counts(lines) {
             (0, 0) => "-".to_owned(),
             (passed, 0) => passed.to_string(),
             (passed, failed) => format!("{passed} passed, {failed} failed"),
         };
-        let _ = writeln!(text, "| {what} | {result} | {tests} | {} | `cargo {command}` |", seconds(*took));
+        let _ = writeln!(text, "| {what} | {end} | {tests} | {} | `cargo {command}` |", seconds(*took));
+    }
+    let skipped: Vec<_> =
+        done.iter().flat_map(|done| &done.lines).filter_map(|line| line.strip_prefix(SKIPPED)).collect();
+    if !skipped.is_empty() {
+        text +=
+            "\n## Not tried\n\nThese tests count as passed above, and tried less than their names say.\n\n";
+        for skipped in skipped {
+            let _ = writeln!(text, "- {skipped}");
+        }
     }
     let rows: Vec<_> = done.iter().flat_map(|done| figures(&done.lines)).collect();
     if !rows.is_empty() {
@@ -258,9 +338,9 @@ mod tests {
         Device { name, memory, driver, capability }
     }
 
-    fn done(what: &'static str, passed: bool, lines: &[&str]) -> Done {
+    fn done(what: &'static str, end: End, lines: &[&str]) -> Done {
         let lines = lines.iter().map(|&line| line.to_owned()).collect();
-        Done { what, command: "test x", passed, took: Duration::from_millis(7200), lines }
+        Done { what, command: "test x", end, took: Duration::from_millis(7200), lines }
     }
 
     #[test]
@@ -284,10 +364,18 @@ mod tests {
     #[test]
     fn a_report_has_the_device_the_results_and_the_figures() {
         let origin = Origin { date: "2026-12-01".to_owned(), commit: "abc1234".to_owned() };
-        let good = ["running 4 tests", "test result: ok. 4 passed; 0 failed; 0 ignored; finished in 1.0s"];
+        let good = [
+            "SKIPPED: no second device: copies between two",
+            "running 4 tests",
+            "test result: ok. 4 passed; 0 failed; 0 ignored; finished in 1.0s",
+        ];
         let bad = ["test result: FAILED. 2 passed; 1 failed; 0 ignored; finished in 1.0s"];
         let bench = ["device\tone\ttwo\tthree", "adam, 256 chunks, device\t1234.5\tGiB/s"];
-        let done = [done("kernels", true, &good), done("ps", false, &bad), done("speed", true, &bench)];
+        let done = [
+            done("kernels", End::Passed, &good),
+            done("ps", End::Failed, &bad),
+            done("speed", End::TimedOut(7), &bench),
+        ];
         let text = report("h100", &[h100()], &origin, &done);
         for line in [
             "# A real device: h100\n",
@@ -295,12 +383,26 @@ mod tests {
             "| NVIDIA H100 80GB HBM3 | 81559 MiB | 580.65.06 | 9.0 |\n",
             "| kernels | passed | 4 | 7.2 s | `cargo test x` |\n",
             "| ps | FAILED | 2 passed, 1 failed | 7.2 s | `cargo test x` |\n",
-            "| speed | passed | - | 7.2 s | `cargo test x` |\n",
+            "## Not tried\n",
+            "- no second device: copies between two\n",
+            "| speed | ENDED after 7 s | - | 7.2 s | `cargo test x` |\n",
             "| adam, 256 chunks, device | 1234.5 | GiB/s |\n",
         ] {
             assert!(text.contains(line), "no `{line}` in\n{text}");
         }
         assert_eq!(text.matches("GiB/s").count(), 1, "a line of four parts is no figure");
+    }
+
+    #[test]
+    fn words_choose_steps_and_a_wrong_one_is_refused_with_the_names() {
+        assert_eq!(chosen(&[]).unwrap().len(), STEPS.len());
+        let found = chosen(&["speed".to_owned(), "pure engine".to_owned()]).unwrap();
+        assert_eq!(
+            found.iter().map(|(what, _)| *what).collect::<Vec<_>>(),
+            ["pure engine: the bits of the host", "speed"]
+        );
+        let refused = chosen(&["sped".to_owned()]).unwrap_err().to_string();
+        assert!(refused.starts_with("--only sped: ") && refused.ends_with("\n  speed"), "{refused}");
     }
 
     #[test]

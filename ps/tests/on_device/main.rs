@@ -15,6 +15,7 @@ use self::fake::Driver;
 mod bits;
 #[path = "../integration/checkpoint.rs"]
 mod checkpoint;
+mod embedded;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the kernels")]
 #[path = "../../../kernels/tests/cuda/fake.rs"]
 mod fake;
