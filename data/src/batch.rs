@@ -1,8 +1,10 @@
 //! A batch: some records of a data set, as the input of a model.
 
+use std::sync::Arc;
+
 use proto::column::{ColumnSpec, ElementType};
 use proto::spec::{FEATURES, LABELS};
-use proto::tensor::Values;
+use proto::tensor::{DeviceMemory, Values};
 
 use crate::column::{Aligned, Column, Memory};
 
@@ -18,6 +20,31 @@ pub struct Batch {
     pub labels: Column,
     /// Number of each record over all files of its data set, for errors.
     pub records: Vec<u64>,
+    /// Copies of inputs in memory of the device that computes.
+    pub placed: DeviceValues,
+}
+
+/// Copies of a batch's inputs in memory of a device, in the order of the inputs. Empty: there are
+/// none. All are equal: they say what the inputs say.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceValues(Vec<Arc<dyn DeviceMemory>>);
+
+impl DeviceValues {
+    /// Keeps copies of all inputs of a batch.
+    pub fn new(copies: Vec<Arc<dyn DeviceMemory>>) -> Self {
+        Self(copies)
+    }
+
+    /// Returns the copy of an input by its index.
+    pub fn get(&self, index: usize) -> Option<&Arc<dyn DeviceMemory>> {
+        self.0.get(index)
+    }
+}
+
+impl PartialEq for DeviceValues {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 impl Batch {
@@ -44,7 +71,13 @@ impl Batch {
                 column(ColumnSpec::fixed(LABELS, ElementType::F32, [width]), values.bytes())
             }
         };
-        Self { samples, inputs: vec![features], labels, records: (0..samples as u64).collect() }
+        Self {
+            samples,
+            inputs: vec![features],
+            labels,
+            records: (0..samples as u64).collect(),
+            placed: DeviceValues::default(),
+        }
     }
 
     /// Returns a batch of one record of this one: the record with this index.
@@ -60,7 +93,13 @@ impl Batch {
             alone
         };
         let inputs = self.inputs.iter().map(one).collect();
-        Self { samples: 1, inputs, labels: one(&self.labels), records: vec![self.records[index]] }
+        Self {
+            samples: 1,
+            inputs,
+            labels: one(&self.labels),
+            records: vec![self.records[index]],
+            placed: DeviceValues::default(),
+        }
     }
 
     /// Makes copies of the batch share its values, instead of each having its own.

@@ -288,6 +288,7 @@ impl Dataset {
             inputs: self.inputs().into_iter().map(empty).collect(),
             labels: empty(self.schemas[0].labels()),
             records: Vec::with_capacity(records.len()),
+            placed: Default::default(),
         };
         let mut readers: Vec<_> = self.tables.iter().map(|_| None).collect();
         let mut rest = records.as_slice();

@@ -91,7 +91,7 @@ mod transform;
 mod version;
 mod windows;
 
-pub use batch::Batch;
+pub use batch::{Batch, DeviceValues};
 pub use cache::default_memory;
 pub use column::Column;
 pub use convert::{Conversion, Converted, ShardSize, ShardStore, convert};

@@ -7,7 +7,7 @@
 
 use proto::spec::LABELS;
 
-use crate::batch::Batch;
+use crate::batch::{Batch, DeviceValues};
 use crate::column::Column;
 use crate::error::{Error, Result};
 
@@ -62,7 +62,7 @@ pub fn mixed(batch: Batch, share: f64, classes: usize) -> Result<Batch> {
         row[class] += own;
     }
     let labels = Column::floats(LABELS, &[classes], samples, &probabilities);
-    Ok(Batch { samples, inputs, labels, records: batch.records })
+    Ok(Batch { samples, inputs, labels, records: batch.records, placed: DeviceValues::default() })
 }
 
 #[cfg(test)]

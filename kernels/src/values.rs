@@ -5,7 +5,7 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
 
-use proto::tensor::{Chunk, DType, DeviceMemory, Payload, TensorRole, Values};
+use proto::tensor::{Chunk, ChunkValues, DType, DeviceMemory, TensorRole, Values};
 use proto::wire::WireType;
 
 use crate::cpu::cast;
@@ -79,8 +79,8 @@ pub fn fetched(chunks: &[Chunk], wire: WireType) -> Result<Option<Vec<Chunk>>, S
         return Ok(None);
     }
     let fetch = |chunk: &Chunk| match &chunk.values {
-        Payload::Host(_) => Ok(cast::encode_chunk(wire, chunk.clone())),
-        Payload::Device { memory, bytes } => {
+        ChunkValues::Host(_) => Ok(cast::encode_chunk(wire, chunk.clone())),
+        ChunkValues::Device { memory, bytes } => {
             let values = memory.read(wire.of(chunk.role), bytes.clone())?;
             Ok(Chunk { values: values.into(), ..*chunk })
         }

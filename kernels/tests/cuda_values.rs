@@ -9,7 +9,7 @@ use kernels::{Device, Storage, values};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::ids::ChunkId;
-use proto::tensor::{Chunk, DType, Payload, TensorRole, Values};
+use proto::tensor::{Chunk, ChunkValues, DType, TensorRole, Values};
 use proto::wire::WireType;
 
 use self::fake::Driver;
@@ -116,9 +116,9 @@ fn chunks_cross_to_the_host_in_the_type_in_which_they_travel() {
     let Some([device, _]) = devices() else { return };
     let floats: Vec<f32> = (0..50).map(|at| at as f32 * 1.001).collect();
     let chunk = |role, values| Chunk { id: ChunkId(3), role, values };
-    let whole = Payload::from(Values::from(stored(&device, &floats)));
+    let whole = ChunkValues::from(Values::from(stored(&device, &floats)));
     assert_eq!(whole.len(), 200);
-    let counter = Payload::from(Values::I64(vec![7]));
+    let counter = ChunkValues::from(Values::I64(vec![7]));
     let chunks = [
         chunk(TensorRole::Parameter, whole.slice(40..160).slice(0..80)),
         chunk(TensorRole::State, whole.slice(0..8)),

@@ -73,6 +73,7 @@ fn towers() -> Batch {
         ],
         labels: column("labels", &[], 3, &[1.0f32, 0.0, 1.0]),
         records: vec![0, 1, 2],
+        placed: Default::default(),
     }
 }
 
@@ -134,6 +135,7 @@ fn tokens() -> Batch {
         inputs: vec![column("tokens", &[3], 2, &[1i64, 2, 3, 4, 5, 6])],
         labels: column("labels", &[3], 2, &[0i64, 4, -100, -100, 2, 2]),
         records: vec![10, 11],
+        placed: Default::default(),
     }
 }
 

@@ -113,11 +113,11 @@ pub struct Pulled {
 }
 
 /// Receives the chunks of a pull, one call each: chunk, type of the values, the values.
-pub type Take<'a> = dyn FnMut(ChunkId, WireType, Came<'_>) -> Result<(), Failure> + Send + 'a;
+pub type Take<'a> = dyn FnMut(ChunkId, WireType, GivenValues<'_>) -> Result<(), Failure> + Send + 'a;
 
 /// Values of a chunk that a pull hands over, where they lie.
 #[derive(Clone, Debug)]
-pub enum Came<'a> {
+pub enum GivenValues<'a> {
     /// Little-endian bytes in memory of the host, which may be that of another process. They are
     /// valid only during the call.
     Host(&'a [u8]),
@@ -126,7 +126,7 @@ pub enum Came<'a> {
     Device(&'a dyn DeviceMemory, Range<usize>),
 }
 
-impl Came<'_> {
+impl GivenValues<'_> {
     /// Returns the number of bytes of all values.
     pub fn len(&self) -> usize {
         match self {

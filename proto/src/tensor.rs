@@ -276,12 +276,12 @@ pub struct Chunk {
     /// TensorRole of the chunk's tensor.
     pub role: TensorRole,
     /// The elements.
-    pub values: Payload,
+    pub values: ChunkValues,
 }
 
 /// The elements of a chunk, where they lie.
 #[derive(Clone)]
-pub enum Payload {
+pub enum ChunkValues {
     /// Raw little-endian elements in memory of the host.
     Host(Bytes),
     /// Floats in memory of a device.
@@ -293,7 +293,7 @@ pub enum Payload {
     },
 }
 
-impl Payload {
+impl ChunkValues {
     /// Returns the number of bytes of all elements.
     pub fn len(&self) -> usize {
         match self {
@@ -340,7 +340,7 @@ impl Payload {
     }
 }
 
-impl From<Values> for Payload {
+impl From<Values> for ChunkValues {
     /// Shares the elements, without a copy.
     fn from(values: Values) -> Self {
         match values {
@@ -350,22 +350,22 @@ impl From<Values> for Payload {
     }
 }
 
-impl From<Bytes> for Payload {
+impl From<Bytes> for ChunkValues {
     fn from(values: Bytes) -> Self {
         Self::Host(values)
     }
 }
 
-impl From<Vec<u8>> for Payload {
+impl From<Vec<u8>> for ChunkValues {
     fn from(values: Vec<u8>) -> Self {
         Self::Host(values.into())
     }
 }
 
-impl fmt::Debug for Payload {
+impl fmt::Debug for ChunkValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.is_on_host() { "host" } else { "device" };
-        write!(f, "Payload({} bytes, {place})", self.len())
+        write!(f, "ChunkValues({} bytes, {place})", self.len())
     }
 }
 

@@ -15,7 +15,7 @@ use net::ps_client::PsClients;
 use net::timeline::Mark;
 use proto::checkpoint::PROBE;
 use proto::ids::{Era, JobId, Step, Version};
-use proto::parameters::{Address, Came, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
+use proto::parameters::{Address, GivenValues, Outcome, Parameters, Pull, Pulled, Push, Pushed, Take};
 use proto::status::{Failure, Kind};
 use proto::wire::WireType;
 use store::Stores;
@@ -471,15 +471,16 @@ impl Parameters for Ps {
         match lies {
             Lies::Here(Pulled { version, chunks }) => {
                 let mut chunks = chunks.iter();
-                chunks
-                    .try_for_each(|chunk| take(chunk.id, WireType::F32, Came::Host(chunk.values.host())))?;
+                chunks.try_for_each(|chunk| {
+                    take(chunk.id, WireType::F32, GivenValues::Host(chunk.values.host()))
+                })?;
                 Ok(version)
             }
             Lies::There(version, chunks) => {
                 let mut chunks = chunks.iter();
                 chunks.try_for_each(|(id, buffer)| {
                     let storage: &Storage = buffer;
-                    take(*id, WireType::F32, Came::Device(storage, 0..storage.size()))
+                    take(*id, WireType::F32, GivenValues::Device(storage, 0..storage.size()))
                 })?;
                 Ok(version)
             }

@@ -38,13 +38,13 @@ use model::weights::{Spare, Weights};
 use net::retry::within;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
-use proto::parameters::{Address, Came, Outcome, Parameters, Pull, Push, Target, Want};
+use proto::parameters::{Address, GivenValues, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::retry::{Pause, Retry};
 use proto::spec::LimitsSpec;
 use proto::status::{Failure, Kind};
-use proto::tensor::{Chunk, Payload, Values};
+use proto::tensor::{Chunk, ChunkValues, Values};
 use proto::wire::WireType;
 use tokio::time::Instant;
 
@@ -196,8 +196,8 @@ impl Partitions {
             Target::Initial => WireType::F32,
             Target::Node { .. } => self.wire,
         };
-        let tensors: Vec<_> = values.into_iter().map(Payload::from).collect();
-        let bytes: usize = tensors.iter().map(Payload::len).sum();
+        let tensors: Vec<_> = values.into_iter().map(ChunkValues::from).collect();
+        let bytes: usize = tensors.iter().map(ChunkValues::len).sum();
         let pushes = self.partitions.iter().map(|partition| {
             let chunks = self.layout.members(partition.id).iter().map(|&id| {
                 let chunk = self.layout.chunk(id);
@@ -284,7 +284,7 @@ impl Partitions {
         values: &Mutex<Vec<Values>>,
     ) -> Result<(), Failure> {
         let mut check = ChunkCheck::new(Repeated::Pull.words(), &self.layout, partition.id);
-        let mut take = |id: ChunkId, wire: WireType, came: Came<'_>| {
+        let mut take = |id: ChunkId, wire: WireType, came: GivenValues<'_>| {
             check.check(id, wire, came.len())?;
             self.progress.advance();
             let (place, role) = (self.layout.chunk(id), self.layout.tensor_of(id).role);

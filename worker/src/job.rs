@@ -5,15 +5,18 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use data::{BadRecord, Batch, Cuts, Dataset, KnownIndex};
+use data::{BadRecord, Batch, Column, Cuts, Dataset, DeviceValues, KnownIndex};
+use kernels::Operand;
 use model::{Context, Device, Registry};
 use proto::artifact::{INITIAL, is_tokenizer};
+use proto::column::ElementType;
 use proto::convert;
 use proto::ids::{Epoch, JobId, MicrobatchId};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::plan::{EpochOrder, Microbatch, Plan};
 use proto::spec::{Consistency, DataSet, JobSpec};
+use proto::tensor::{DType, DeviceMemory};
 
 use crate::artifact::Artifact;
 use crate::bad::Skipped;
@@ -243,7 +246,7 @@ impl Job {
             Some(mixup) => data::mixed(batch, mixup.share(self.spec.seed, id.get()), mixup.classes)?,
             None => batch,
         };
-        Ok(Read { microbatch, batch, bad })
+        Ok(Read { microbatch, batch: placed(batch, self.compute.device()), bad })
     }
 
     /// Looks for values in a batch of `data` that are NaN or infinite, until some were found in
@@ -286,6 +289,28 @@ impl Job {
             .step_by(micro as usize)
             .map(|begin| Ok(data.read(Epoch(0), begin..data.len().min(begin + micro), skipped)?));
         first_good(self.spec.data.skipped_max(data.len()), reads)
+    }
+}
+
+/// Returns a batch with its inputs in memory of the device that computes. The thread that has read
+/// the records copies them, while the device computes. Where a device has no room, the model copies
+/// them itself, and says so if it cannot.
+fn placed(batch: Batch, device: &kernels::Device) -> Batch {
+    let of_floats = |input: &Column| input.spec().dtype == ElementType::F32 && !input.spec().ragged;
+    if device.is_host() || batch.samples == 0 || !batch.inputs.iter().all(of_floats) {
+        return batch;
+    }
+    let copy = |input: &Column| -> Result<Arc<dyn DeviceMemory>, kernels::Error> {
+        let mut storage = device.zeros(DType::F32, input.bytes().len() / DType::F32.size())?;
+        storage.write(Operand::Payload(input.bytes()));
+        Ok(Arc::new(storage))
+    };
+    match batch.inputs.iter().map(copy).collect() {
+        Ok(copies) => Batch { placed: DeviceValues::new(copies), ..batch },
+        Err(reason) => {
+            tracing::debug!(%reason, "records are not copied to the device ahead");
+            batch
+        }
     }
 }
 

@@ -73,7 +73,13 @@ impl Soft {
             (Some(labels), _) => column(&[samples], labels),
             (None, mixed) => column(&[samples, self.classes], mixed.as_deref().unwrap_or_default()),
         };
-        Batch { samples, inputs: Vec::new(), labels, records: (0..samples as u64).collect() }
+        Batch {
+            samples,
+            inputs: Vec::new(),
+            labels,
+            records: (0..samples as u64).collect(),
+            placed: Default::default(),
+        }
     }
 }
 
@@ -103,7 +109,8 @@ impl Case {
             column(&shape, &labels.iter().map(|&label| label as f32).collect::<Vec<_>>())
         };
         let records = (begin as u64..end as u64).collect();
-        let batch = Batch { samples: end - begin, inputs: Vec::new(), labels, records };
+        let batch =
+            Batch { samples: end - begin, inputs: Vec::new(), labels, records, placed: Default::default() };
         (batch, &self.outputs[begin * width..end * width])
     }
 

@@ -86,15 +86,15 @@ impl From<Bytes> for Payload {
     }
 }
 
-impl From<tensor::Payload> for Payload {
+impl From<tensor::ChunkValues> for Payload {
     /// Takes values of a worker of this process. Those on a device stay there as long as these do.
     ///
     /// # Panics
     /// If they lie on a device that is not one of the kernels.
-    fn from(values: tensor::Payload) -> Self {
+    fn from(values: tensor::ChunkValues) -> Self {
         match values {
-            tensor::Payload::Host(values) => Self::Host(values),
-            tensor::Payload::Device { memory, bytes } => {
+            tensor::ChunkValues::Host(values) => Self::Host(values),
+            tensor::ChunkValues::Device { memory, bytes } => {
                 let storage = kernels::values::storage(memory.as_ref());
                 let part = storage.and_then(|storage| storage.part_of(bytes, Arc::new(memory.clone())));
                 Self::Device(part.expect("storage of a device"))

@@ -11,7 +11,7 @@ use proto::pb;
 use proto::pb::push_request::Part;
 use proto::placement::CHUNK_LEN;
 use proto::status::Kind;
-use proto::tensor::{Chunk, Payload, TensorSpec, Values};
+use proto::tensor::{Chunk, ChunkValues, TensorSpec, Values};
 use proto::tree::Node;
 use proto::wire::WireType;
 use serde_json::json;
@@ -100,7 +100,7 @@ async fn what_travels_in_16_bits_is_half_of_the_bytes_and_has_the_bits_of_what_d
 }
 
 /// Returns the values of a chunk that came in 16 bits, as f32.
-fn widened(chunk: &Chunk, wire: WireType) -> Payload {
+fn widened(chunk: &Chunk, wire: WireType) -> ChunkValues {
     let wire = wire.of(chunk.role);
     if !wire.rounds() {
         return chunk.values.clone();

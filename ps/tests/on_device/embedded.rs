@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use kernels::{Device, values};
 use proto::ids::{PartitionId, Step, Version};
-use proto::parameters::{Came, Parameters, Pull, Push, Want};
+use proto::parameters::{GivenValues, Parameters, Pull, Push, Want};
 use proto::placement::CHUNK_LEN;
 use proto::status::Failure;
-use proto::tensor::{Chunk, DType, Payload, TensorRole, TensorSpec};
+use proto::tensor::{Chunk, ChunkValues, DType, TensorRole, TensorSpec};
 use proto::tree::Node;
 use proto::wire::WireType;
 use ps::Ps;
@@ -38,7 +38,7 @@ fn lying_on(device: &Device, chunk: &Chunk) -> Chunk {
     let mut storage = device.zeros(DType::F32, bytes.len() / DType::F32.size() + 2 * AROUND).unwrap();
     storage.fill(f32::NAN);
     storage.place(begin, bytes);
-    let values = Payload::Device { memory: Arc::new(storage), bytes: begin..begin + bytes.len() };
+    let values = ChunkValues::Device { memory: Arc::new(storage), bytes: begin..begin + bytes.len() };
     Chunk { values, ..chunk.clone() }
 }
 
@@ -51,12 +51,12 @@ fn on(device: &Device, push: Push) -> Push {
 /// and how many of them lay on a device.
 async fn pulled(ps: &Ps, device: &Device, pull: Pull) -> (Vec<Chunk>, usize) {
     let (mut chunks, mut there) = (Vec::new(), 0);
-    let mut take = |id, wire: WireType, came: Came<'_>| {
+    let mut take = |id, wire: WireType, came: GivenValues<'_>| {
         assert_eq!(wire, WireType::F32);
         let bytes = came.len();
         let values = match came {
-            Came::Host(values) => values.to_vec(),
-            Came::Device(memory, part) => {
+            GivenValues::Host(values) => values.to_vec(),
+            GivenValues::Device(memory, part) => {
                 there += 1;
                 let mut storage = device.zeros(DType::F32, bytes / DType::F32.size()).unwrap();
                 let from = values::storage(memory).expect("storage");

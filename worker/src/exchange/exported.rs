@@ -19,7 +19,7 @@ use kernels::device::{Devices, PART_ALIGNMENT};
 use kernels::{Device, Error, Storage, values};
 use proto::pb;
 use proto::placement::CHUNK_LEN;
-use proto::tensor::{Chunk, DType, Payload};
+use proto::tensor::{Chunk, ChunkValues, DType};
 
 /// Pushes and pulls that use the memory at once: those on their way, because a ps keeps none. More
 /// go through memory of the host.
@@ -112,13 +112,13 @@ impl Part {
     ///
     /// # Panics
     /// If values lie on a device that is not one of this crate's.
-    pub(super) fn write<'a>(&self, chunks: impl IntoIterator<Item = &'a Payload>) -> Result<(), Error> {
+    pub(super) fn write<'a>(&self, chunks: impl IntoIterator<Item = &'a ChunkValues>) -> Result<(), Error> {
         let mut storage = lock(&self.exported.storage);
         let mut at = self.begin();
         for values in chunks {
             match values {
-                Payload::Host(values) => storage.place(at, values),
-                Payload::Device { memory, bytes } => {
+                ChunkValues::Host(values) => storage.place(at, values),
+                ChunkValues::Device { memory, bytes } => {
                     let from = values::storage(memory.as_ref()).expect("storage of a device");
                     storage.place_part(at, from, bytes.clone());
                 }

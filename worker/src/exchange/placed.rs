@@ -11,7 +11,7 @@ use net::memory::attach::Attachment;
 use net::ps_client::PsClient;
 use proto::convert::required;
 use proto::ids::{ChunkId, Version};
-use proto::parameters::{Came, Pull, Take};
+use proto::parameters::{GivenValues, Pull, Take};
 use proto::pb;
 use proto::pb::pull_reply::Part as Reply;
 use proto::status::{Failure, Kind};
@@ -97,7 +97,7 @@ pub(super) async fn read(mut placed: Placed, chunks: &[Lies], take: &mut Take<'_
         placed = fetched.map_err(|error| Failure::new(Kind::Unavailable, error))?;
         let values = placed.part().fetched();
         for Lies { id, bytes } in now {
-            take(*id, WireType::F32, Came::Host(&values[bytes.start - begin..bytes.end - begin]))?;
+            take(*id, WireType::F32, GivenValues::Host(&values[bytes.start - begin..bytes.end - begin]))?;
         }
         drop(values);
         placed.count(now.iter().map(|chunk| chunk.bytes.len()).sum());
@@ -114,7 +114,9 @@ pub(super) async fn read_there(
 ) -> Result<(), Failure> {
     placed.part().with_memory(|memory| {
         let mut each = chunks.iter();
-        each.try_for_each(|Lies { id, bytes }| take(*id, WireType::F32, Came::Device(memory, bytes.clone())))
+        each.try_for_each(|Lies { id, bytes }| {
+            take(*id, WireType::F32, GivenValues::Device(memory, bytes.clone()))
+        })
     })?;
     // The part is used again, by a ps whose stream does not wait for the one of this process.
     let settle = move || placed.part().settle().map(|()| placed);

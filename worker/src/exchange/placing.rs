@@ -5,7 +5,7 @@
 
 use kernels::cpu::cast;
 use kernels::values;
-use proto::parameters::Came;
+use proto::parameters::GivenValues;
 use proto::placement::ChunkSpec;
 use proto::status::{Failure, Kind};
 use proto::tensor::Values;
@@ -19,15 +19,15 @@ use proto::wire::WireType;
 pub(super) fn place(
     tensor: &mut Values,
     place: ChunkSpec,
-    (wire, came): (WireType, Came<'_>),
+    (wire, came): (WireType, GivenValues<'_>),
     round: WireType,
 ) -> Result<(), Failure> {
     let begin = place.offset * tensor.dtype().size();
     if let Values::Device(_) = tensor {
         let to = values::on_device_mut(tensor).ok_or_else(|| failed("the weights are in use"))?;
         match came {
-            Came::Host(bytes) => to.place_as(begin, (wire, bytes), round),
-            Came::Device(memory, bytes) => {
+            GivenValues::Host(bytes) => to.place_as(begin, (wire, bytes), round),
+            GivenValues::Device(memory, bytes) => {
                 let from = values::storage(memory).ok_or_else(|| failed("values of an unknown device"))?;
                 let placed = begin..begin + bytes.len();
                 to.place_part(begin, from, bytes);
@@ -38,8 +38,8 @@ pub(super) fn place(
     }
     let fetched;
     let (wire, bytes) = match came {
-        Came::Host(bytes) => (wire, bytes),
-        Came::Device(memory, bytes) => {
+        GivenValues::Host(bytes) => (wire, bytes),
+        GivenValues::Device(memory, bytes) => {
             fetched = memory.read(round, bytes).map_err(failed)?;
             (round, fetched.as_slice())
         }

@@ -6,7 +6,7 @@ use net::memory::attach::Attachment;
 use net::ps_client::PsClient;
 use proto::convert::{encode, pack_as, required};
 use proto::ids::{ChunkId, Version};
-use proto::parameters::{Came, Parameters, Pull, Push, Pushed, Take};
+use proto::parameters::{GivenValues, Parameters, Pull, Push, Pushed, Take};
 use proto::pb;
 use proto::pb::pull_reply::Part as Reply;
 use proto::pb::push_request::Part as Request;
@@ -100,7 +100,7 @@ pub(super) async fn take_all(
                         (Some(region), Some(attachment)) => attachment.read(region)?,
                         _ => &chunk.values,
                     };
-                    take(ChunkId(chunk.id), wire, Came::Host(values))?;
+                    take(ChunkId(chunk.id), wire, GivenValues::Host(values))?;
                     left = left.saturating_sub(1);
                 }
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use proto::ids::Version;
-use proto::parameters::{Came, Pushed, Take};
+use proto::parameters::{GivenValues, Pushed, Take};
 use proto::tensor::TensorSpec;
 
 use super::*;
@@ -25,7 +25,7 @@ impl Parameters for Silent {
         if self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
             std::future::pending::<()>().await;
         }
-        take(ChunkId(0), WireType::F32, Came::Host(&[0; 8]))?;
+        take(ChunkId(0), WireType::F32, GivenValues::Host(&[0; 8]))?;
         Ok(Version(3))
     }
 }
