@@ -8,6 +8,7 @@ pub(crate) mod adadelta;
 pub(crate) mod adagrad;
 pub(crate) mod adam;
 pub mod cast;
+pub mod dense;
 pub(crate) mod dispatch;
 pub(crate) mod ftrl;
 pub(crate) mod lamb;

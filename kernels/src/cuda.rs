@@ -16,14 +16,16 @@
 #[cfg(feature = "cuda")]
 mod cache;
 #[cfg(feature = "cuda")]
-mod compiler;
+pub(crate) mod compiler;
+#[cfg(feature = "cuda")]
+pub(crate) mod dense;
 #[cfg(feature = "cuda")]
 mod device;
 #[cfg(test)]
 mod host;
 #[cfg(feature = "cuda")]
 pub(crate) mod ipc;
-mod launch;
+pub(crate) mod launch;
 #[cfg(feature = "cuda")]
 pub(crate) mod memory;
 #[cfg(feature = "cuda")]
@@ -58,4 +60,5 @@ pub const SOURCE: &str = concat!(
     include_str!("cuda/cast.cu"),
     include_str!("cuda/state.cu"),
     include_str!("cuda/fill.cu"),
+    include_str!("cuda/dense.cu"),
 );

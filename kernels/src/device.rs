@@ -3,6 +3,7 @@
 //! Always true here: without the feature `cuda` there is only the processor of the host, and
 //! nothing is asked or stored to know that.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -104,6 +105,24 @@ pub fn listed() -> Result<Vec<Listed>, Error> {
 /// Always [`Error::NotBuilt`].
 #[cfg(not(feature = "cuda"))]
 pub const fn listed() -> Result<Vec<Listed>, Error> {
+    Err(Error::NotBuilt)
+}
+
+/// Looks for NVRTC, which compiles the kernels when a device is opened.
+///
+/// # Errors
+/// The loader finds none.
+#[cfg(feature = "cuda")]
+pub fn compiler() -> Result<(), Error> {
+    cuda::compiler::find()
+}
+
+/// Looks for no compiler. This program was built without CUDA.
+///
+/// # Errors
+/// Always [`Error::NotBuilt`].
+#[cfg(not(feature = "cuda"))]
+pub const fn compiler() -> Result<(), Error> {
     Err(Error::NotBuilt)
 }
 
@@ -211,6 +230,19 @@ impl Device {
             return Storage::on_device(device, dtype, len);
         }
         Ok(Storage::zeros(dtype, len))
+    }
+
+    /// Takes floats: as they are on the host, and as a copy on a device.
+    ///
+    /// # Errors
+    /// The device has too little free memory. It goes on with what it has.
+    pub fn upload<'a>(&self, floats: impl Into<Cow<'a, [f32]>>) -> Result<Storage, Error> {
+        let floats = floats.into();
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return Storage::uploaded(device, &floats);
+        }
+        Ok(floats.into_owned().into())
     }
 
     /// Creates `len` zeros that the caller cannot do without. If there is no memory for them the

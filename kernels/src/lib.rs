@@ -1,5 +1,5 @@
 //! Arithmetic on parameters: optimizer rules, sums of the reduction tree, casts between wire types,
-//! norms.
+//! norms, and the products of a dense layer.
 //!
 //! A caller works on [`Storage`], and no signature at this level says in which memory values lie: a
 //! [`Device`] makes storage, and operations run where it lies. [`cpu`] has the kernels for memory
@@ -13,6 +13,7 @@
 //! | [`optimizer`] | works out the scalars of a step; its [`Update`] makes the next weights |
 //! | [`groups`] | the optimizers of a model whose tensors have settings of their own |
 //! | [`norm`] | what an update needs to know about the whole model first |
+//! | [`dense`] | the products of a dense layer, for the pure engine |
 //! | [`parallel`] | chunks spread over threads |
 //! | [`cpu`] | the kernels for memory of the host |
 //! | [`values`] | values that a worker passes on, on the host or on a device |
@@ -25,6 +26,7 @@
 pub mod cpu;
 #[cfg(any(test, feature = "cuda"))]
 pub mod cuda;
+pub mod dense;
 pub mod device;
 pub mod error;
 pub mod groups;

@@ -92,6 +92,22 @@ impl Storage {
         Ok((Self::in_buffer(dtype, len, buffer), handle))
     }
 
+    /// Copies floats to new memory of a device. Operations that are called later find them there,
+    /// and the copy does not wait for operations before it.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the copy failed.
+    #[cfg(feature = "cuda")]
+    pub fn uploaded(device: &Arc<Device>, floats: &[f32]) -> Result<Self, Error> {
+        Buffer::uploaded(device, bytemuck::cast_slice(floats)).map(Self::made)
+    }
+
+    /// Storage of the floats that a device has made.
+    #[cfg(feature = "cuda")]
+    pub(crate) const fn made(buffer: Buffer) -> Self {
+        Self::in_buffer(DType::F32, buffer.len(DType::F32) as usize, buffer)
+    }
+
     /// Storage in memory of a device, which has room for `len` elements.
     #[cfg(feature = "cuda")]
     pub(crate) const fn in_buffer(dtype: DType, len: usize, buffer: Buffer) -> Self {
@@ -206,6 +222,44 @@ impl Storage {
             return buffer.read_from(begin, to);
         }
         to.copy_from_slice(&from.host()[begin..][..bytes]);
+        Ok(())
+    }
+
+    /// Returns the floats in memory of the host. They are borrowed if they lie there, and copied if
+    /// they do not.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    ///
+    /// # Errors
+    /// They lie on a device that failed.
+    pub fn read(&self) -> Result<Cow<'_, [f32]>, Error> {
+        assert_eq!(self.dtype, DType::F32, "integers taken as floats");
+        #[cfg(feature = "cuda")]
+        if let Memory::Device(buffer) = &self.memory {
+            let mut floats = vec![0.0; self.len];
+            buffer.read_to(bytemuck::cast_slice_mut(&mut floats))?;
+            return Ok(floats.into());
+        }
+        Ok(Cow::Borrowed(self.floats()))
+    }
+
+    /// Changes the floats by a function of the host. Those on a device cross to the host and back.
+    ///
+    /// # Panics
+    /// If the elements are integers.
+    ///
+    /// # Errors
+    /// They lie on a device that failed.
+    pub fn change(&mut self, change: impl FnOnce(&mut [f32])) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        if self.elements_on_device(DType::F32).is_some() {
+            let mut floats = self.read()?.into_owned();
+            change(&mut floats);
+            self.place(0, bytemuck::cast_slice(&floats));
+            return Ok(());
+        }
+        change(self.floats_mut());
         Ok(())
     }
 
@@ -436,6 +490,13 @@ impl Storage {
     }
 }
 
+impl From<Vec<f32>> for Storage {
+    /// Takes floats of the host without a copy.
+    fn from(floats: Vec<f32>) -> Self {
+        Self { dtype: DType::F32, len: floats.len(), memory: Memory::Heap(Values::F32(floats)) }
+    }
+}
+
 impl fmt::Debug for Storage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Storage({:?} x {})", self.dtype, self.len)
@@ -460,6 +521,22 @@ impl<'a> Operand<'a> {
                 Some(buffer) => Source::Device(buffer),
                 None => Source::Host(storage.host().into()),
             },
+        }
+    }
+
+    /// Returns the values as floats in memory of the host. They are copied if they lie on a device,
+    /// or at another alignment.
+    ///
+    /// # Panics
+    /// If they lie on a device that failed.
+    pub(crate) fn floats(self) -> Cow<'a, [f32]> {
+        let copied =
+            |bytes: &[u8]| bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+        match self.host() {
+            Cow::Borrowed(bytes) => {
+                bytemuck::try_cast_slice(bytes).map_or_else(|_| copied(bytes), Cow::Borrowed)
+            }
+            Cow::Owned(bytes) => copied(&bytes),
         }
     }
 

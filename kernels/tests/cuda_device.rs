@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use kernels::cuda::{Device, Error};
+use kernels::dense::{self, Input};
 use kernels::{Merge, Operand, Optimizer, Slot, Storage, Update};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -209,6 +210,78 @@ proptest! {
         };
         prop_assert_eq!(run(Some(&device)), run(None));
     }
+}
+
+/// Computes a dense layer forth and back, as the pure engine does: two products forth with relu
+/// between them, and all gradients. Nothing is read between operations.
+fn layers(
+    device: Option<&Arc<Device>>,
+    records: usize,
+    [inputs, hidden, outputs]: [usize; 3],
+) -> Vec<Vec<u32>> {
+    let host = kernels::Device::default();
+    let stored = |seed: u32, length: usize| {
+        let values: Vec<f32> = ordinary(seed, length);
+        match device {
+            Some(device) => Storage::uploaded(device, &values).expect("memory"),
+            None => host.upload(values).expect("the host"),
+        }
+    };
+    let x = ordinary(1, records * inputs);
+    let lent = match device {
+        Some(device) => Input::Stored(Storage::uploaded(device, &x).expect("memory")),
+        None => Input::on(&host, &x).expect("the host"),
+    };
+    let (first, bias) = (stored(2, hidden * inputs), stored(3, hidden));
+    let (second, other_bias) = (stored(4, outputs * hidden), stored(5, outputs));
+    let mut between = dense::forward(lent.operand(), &first, &bias).expect("memory");
+    between.relu();
+    let y = dense::forward(Operand::Stored(&between), &second, &other_bias).expect("memory");
+    let mut answers = stored(6, records * hidden);
+    answers
+        .change(|values| values.iter_mut().for_each(|value| *value = value.abs().sqrt()))
+        .expect("it works");
+
+    let dy = stored(7, records * outputs);
+    let [mut dw, db] =
+        dense::weight_gradient(&dy, Operand::Stored(&between), outputs, hidden).expect("memory");
+    let mut dx = dense::input_gradient(&dy, &second, outputs, hidden).expect("memory");
+    dx.relu_slope(&between);
+    dx.tanh_slope(&answers);
+    let [first_dw, first_db] = dense::weight_gradient(&dx, lent.operand(), hidden, inputs).expect("memory");
+    dw.scale(records as f32);
+    let all = [&between, &y, &dw, &db, &dx, &first_dw, &first_db];
+    all.map(|storage| bits(storage)).into()
+}
+
+/// Returns ordinary values from a seed.
+fn ordinary(seed: u32, length: usize) -> Vec<f32> {
+    let values = mixed(seed, length).into_iter();
+    values.map(|value| if value.abs() < 8.0 && value.is_normal() { value } else { -0.75 }).collect()
+}
+
+#[test]
+fn dense_layers_on_a_device_have_the_bits_of_the_host_at_odd_shapes() {
+    let Some(device) = device() else { return };
+    let widths = (1..=33).map(|width| (3, [width, 34 - width, width % 5 + 1]));
+    for (records, shape) in
+        widths.chain([(0, [3, 2, 1]), (1, [1, 1, 1]), (17, [100, 65, 10]), (300, [7, 9, 2])])
+    {
+        let expected = layers(None, records, shape);
+        assert!(layers(Some(&device), records, shape) == expected, "{records} records, {shape:?}");
+    }
+    device.settle().expect("nothing failed");
+}
+
+#[test]
+fn a_product_without_memory_is_refused_with_the_figures_and_disturbs_nothing() {
+    let Some(device) = device() else { return };
+    let stored = |length| Storage::uploaded(&device, &vec![1.0; length]).expect("memory");
+    let (x, w, b) = (stored(1 << 21), stored(1 << 21), stored(1 << 21));
+    let refused = dense::forward(Operand::Stored(&x), &w, &b).expect_err("more than any device has");
+    assert!(matches!(refused, Error::OutOfMemory { bytes: 0x1000_0000_0000, .. }), "{refused:?}");
+    device.settle().expect("the refused call changed nothing");
+    assert_eq!(x.read().expect("it works")[..2], [1.0, 1.0]);
 }
 
 /// Returns values from a seed, some of them special.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kernels::cuda::{Device, Error};
-use kernels::{Merge, Operand, Optimizer, Slot, Storage};
+use kernels::{Merge, Operand, Optimizer, Slot, Storage, dense};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
@@ -179,7 +179,52 @@ fn trained(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
     }
     weights.round(WireType::Bf16);
     sent.extend(std::iter::once(&weights).chain(&slots).map(bits));
+    sent.extend(layer(device));
     sent
+}
+
+/// Computes a dense layer forth and back, with weights that change between two products. Whatever
+/// was uploaded is used before the next upload, which would wait for it too.
+fn layer(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
+    let (records, inputs, outputs) = (10, 20, 30);
+    let stored = |factor: f32, length: usize| {
+        let mut values = sines(factor, length);
+        let mut storage = match device {
+            Some(device) => Storage::uploaded(device, &values).expect("memory"),
+            None => kernels::Device::default().upload(&values[..]).expect("the host"),
+        };
+        values.fill(f32::NAN);
+        storage.scale(0.3);
+        storage
+    };
+    let x = stored(0.7, records * inputs);
+    let mut b = stored(0.8, outputs);
+    let mut w = stored(0.1, LENGTH);
+    let first = dense::forward(Operand::Stored(&x), &w, &b).expect("memory");
+    // The product above has not read them yet.
+    with_payload(0.2, |payload| w.place(0, payload));
+    w.scale(0.7);
+    // The page-locked memory of that copy is needed again.
+    for number in 1..5 {
+        let payload = sines(number as f32, outputs);
+        b.merge(Operand::Payload(bytemuck::cast_slice(&payload)), Merge::Sum(WireType::F32));
+    }
+    let mut second = dense::forward(Operand::Stored(&x), &w, &b).expect("memory");
+    second.relu();
+    let mut slope = stored(0.3, records * outputs);
+    slope.relu_slope(&second);
+    slope.tanh_slope(&first);
+    let [mut dw, db] = dense::weight_gradient(&slope, Operand::Stored(&x), outputs, inputs).expect("memory");
+    drop(x);
+    dw.scale(0.3);
+    let dx = dense::input_gradient(&slope, &w, outputs, inputs).expect("memory");
+    drop((w, slope));
+    // What was written last is read first.
+    [dx, dw, db, second, first].iter().map(bits).collect()
+}
+
+fn sines(factor: f32, length: usize) -> Vec<f32> {
+    (0..length).map(|at| (at as f32 * factor).sin()).collect()
 }
 
 fn zeros(device: Option<&Arc<Device>>) -> Storage {
@@ -191,7 +236,7 @@ fn zeros(device: Option<&Arc<Device>>) -> Storage {
 
 /// Calls an operation with a payload, and overwrites the payload when the call returns.
 fn with_payload(factor: f32, operation: impl FnOnce(&[u8])) {
-    let mut payload: Vec<f32> = (0..LENGTH).map(|at| (at as f32 * factor).sin()).collect();
+    let mut payload = sines(factor, LENGTH);
     operation(bytemuck::cast_slice(&payload));
     payload.fill(f32::NAN);
 }

@@ -35,12 +35,18 @@ pub(crate) fn ptx(capability: i32, cache: Option<&Path>) -> Result<String, Error
     Ok(ptx)
 }
 
+/// Looks for NVRTC.
+///
+/// # Errors
+/// There is none.
+pub(crate) fn find() -> Result<(), Error> {
+    // SAFETY: opens and closes the library, which runs nothing of ours.
+    if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(Error::NoCompiler) }
+}
+
 /// Returns the newest target of NVRTC that the device runs.
 fn architecture(capability: i32) -> Result<String, Error> {
-    // SAFETY: opens and closes the library, which runs nothing of ours.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Error::NoCompiler);
-    }
+    find()?;
     let targets = targets()?;
     let oldest = targets.iter().copied().min().unwrap_or(0);
     let newest = targets.into_iter().filter(|target| *target <= capability).max();

@@ -17,7 +17,7 @@ pub(crate) const SLOTS_MAX: usize = 3;
 
 /// All kernels, by their names in the `.cu` files.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [&str; 26] = [
+pub(crate) const KERNELS: [&str; 34] = [
     "sgd",
     "momentum",
     "adam",
@@ -44,6 +44,14 @@ pub(crate) const KERNELS: [&str; 26] = [
     "mean",
     "largest",
     "fill",
+    "dense_forward",
+    "dense_weight_gradient",
+    "dense_bias_gradient",
+    "dense_input_gradient",
+    "relu",
+    "relu_slope",
+    "tanh_slope",
+    "scale",
 ];
 
 /// Threads of a block. Each thread works on one element at a time.
@@ -304,4 +312,132 @@ pub(crate) unsafe fn fill<Q: Queue>(queue: &Q, value: f32, to: Address, length: 
     let Some(shape) = Shape::of(length) else { return Ok(()) };
     // SAFETY: the kernel's own parameters; the caller's promise.
     unsafe { queue.launch("fill", shape, arguments![value.to_bits(), to, length]) }
+}
+
+/// Sizes of a dense layer's matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sizes {
+    pub(crate) records: u64,
+    pub(crate) inputs: u64,
+    pub(crate) outputs: u64,
+}
+
+/// Writes `y = x wᵗ + b`.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`]. The matrices have these sizes.
+pub(crate) unsafe fn forward<Q: Queue>(
+    queue: &Q,
+    [x, w, b]: [Address; 3],
+    y: Address,
+    Sizes { records, inputs, outputs }: Sizes,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(records * outputs) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("dense_forward", shape, arguments![x, w, b, y, records, inputs, outputs]) }
+}
+
+/// Writes `dw = dyᵗ x` and `db`, the sum of dy over the records.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`]. The matrices have these sizes.
+pub(crate) unsafe fn weight_gradient<Q: Queue>(
+    queue: &Q,
+    [dy, x]: [Address; 2],
+    [dw, db]: [Address; 2],
+    Sizes { records, inputs, outputs }: Sizes,
+) -> Result<(), Q::Error> {
+    if let Some(shape) = Shape::of(outputs * inputs) {
+        let arguments = arguments![dy, x, dw, records, inputs, outputs];
+        // SAFETY: the kernel's own parameters; the caller's promise.
+        unsafe { queue.launch("dense_weight_gradient", shape, arguments) }?;
+    }
+    let Some(shape) = Shape::of(outputs) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("dense_bias_gradient", shape, arguments![dy, db, records, outputs]) }
+}
+
+/// Writes `dx = dy w`.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`]. The matrices have these sizes.
+pub(crate) unsafe fn input_gradient<Q: Queue>(
+    queue: &Q,
+    [dy, w]: [Address; 2],
+    dx: Address,
+    Sizes { records, inputs, outputs }: Sizes,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(records * inputs) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("dense_input_gradient", shape, arguments![dy, w, dx, records, inputs, outputs]) }
+}
+
+/// A function whose slope a gradient is multiplied by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slope {
+    Relu,
+    Tanh,
+}
+
+/// Makes negative f32 values 0.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn relu<Q: Queue>(queue: &Q, values: Address, length: u64) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("relu", shape, arguments![values, length]) }
+}
+
+/// Multiplies a gradient by the slope of a function at its answers.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn slope<Q: Queue>(
+    queue: &Q,
+    slope: Slope,
+    gradient: Address,
+    answers: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let kernel = match slope {
+        Slope::Relu => "relu_slope",
+        Slope::Tanh => "tanh_slope",
+    };
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch(kernel, shape, arguments![gradient, answers, length]) }
+}
+
+/// Multiplies f32 values by a factor, in place.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn scale<Q: Queue>(
+    queue: &Q,
+    values: Address,
+    factor: f32,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("scale", shape, arguments![values, factor, length]) }
 }

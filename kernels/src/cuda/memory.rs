@@ -138,7 +138,7 @@ impl Buffer {
     ///
     /// # Errors
     /// The device has too little free memory, or the copy failed.
-    pub(super) fn uploaded(device: &Arc<Device>, values: &[u8]) -> Result<Self, Error> {
+    pub(crate) fn uploaded(device: &Arc<Device>, values: &[u8]) -> Result<Self, Error> {
         Ok(Self::new(device, device.upload(values)?, values.len(), Origin::Own))
     }
 
@@ -404,7 +404,7 @@ impl Buffer {
     }
 
     /// Returns the number of values.
-    const fn len(&self, dtype: DType) -> u64 {
+    pub(crate) const fn len(&self, dtype: DType) -> u64 {
         (self.bytes / dtype.size()) as u64
     }
 
@@ -429,7 +429,7 @@ impl Buffer {
 }
 
 impl Source<'_> {
-    fn size(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
             Self::Device(buffer) => buffer.bytes,

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proto::wire::WireType;
 
 use super::host::Host;
-use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX};
-use crate::cpu::{self, cast, state, sum};
+use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX, Sizes, Slope};
+use crate::cpu::{self, cast, dense, state, sum};
 use crate::optimizer::tests::{bits, optimizers};
 use crate::optimizer::{Norms, Update};
 use crate::slot::Slot;
@@ -235,6 +235,95 @@ proptest! {
         // SAFETY: all have one length.
         unsafe { launch::largest(&device, [to, Host::address(&right)], to, length) }.expect("a kernel");
         prop_assert_eq!(merged, expected);
+    }
+}
+
+/// The matrices of a dense layer.
+#[derive(Clone, Debug)]
+struct Matrices {
+    inputs: usize,
+    outputs: usize,
+    x: Vec<f32>,
+    w: Vec<f32>,
+    b: Vec<f32>,
+    dy: Vec<f32>,
+}
+
+/// Matrices of ordinary values, or of any values. A NaN swallows what it meets, so most have none.
+fn matrices() -> impl Strategy<Value = Matrices> {
+    let sizes = (0..6_usize, prop_oneof![1..34_usize, 60..70_usize], 1..20_usize, any::<bool>());
+    sizes.prop_flat_map(|(records, inputs, outputs, any)| {
+        let values = move |length| match any {
+            true => vec(value(), length).boxed(),
+            false => vec(-10.0f32..10.0, length).boxed(),
+        };
+        let all =
+            (values(records * inputs), values(outputs * inputs), values(outputs), values(records * outputs));
+        all.prop_map(move |(x, w, b, dy)| Matrices { inputs, outputs, x, w, b, dy })
+    })
+}
+
+proptest! {
+    #[test]
+    fn products_of_a_dense_layer_have_the_bits_of_their_twins(
+        matrices in matrices(), blocks_max in 1..4_u32,
+    ) {
+        let (device, Matrices { inputs, outputs, x, w, b, dy }) = (Host::new(blocks_max), matrices);
+        let records = dy.len() / outputs;
+        let sizes = Sizes { records: records as u64, inputs: inputs as u64, outputs: outputs as u64 };
+        let made = |length| vec![f32::NAN; length];
+
+        let mut y = made(records * outputs);
+        let (from, to) = ([&x, &w, &b].map(|values| Host::address(values)), Host::address_mut(&mut y));
+        // SAFETY: the matrices have these sizes.
+        unsafe { launch::forward(&device, from, to, sizes) }.expect("a kernel");
+        prop_assert_eq!(bits(&y), bits(&dense::forward(&x, &w, &b)));
+
+        let (mut dw, mut db) = (made(outputs * inputs), made(outputs));
+        let to = [Host::address_mut(&mut dw), Host::address_mut(&mut db)];
+        // SAFETY: the matrices have these sizes.
+        unsafe { launch::weight_gradient(&device, [&dy, &x].map(|values| Host::address(values)), to, sizes) }
+            .expect("a kernel");
+        let expected = dense::weight_gradient(&dy, &x, outputs, inputs);
+        prop_assert_eq!((bits(&dw), bits(&db)), (bits(&expected.0), bits(&expected.1)));
+
+        let mut dx = made(records * inputs);
+        let to = Host::address_mut(&mut dx);
+        // SAFETY: the matrices have these sizes.
+        unsafe { launch::input_gradient(&device, [&dy, &w].map(|values| Host::address(values)), to, sizes) }
+            .expect("a kernel");
+        prop_assert_eq!(bits(&dx), bits(&dense::input_gradient(&dy, &w, outputs, inputs)));
+    }
+
+    #[test]
+    fn activations_and_factors_have_the_bits_of_their_twins(
+        columns in columns(2), factor in value(), blocks_max in 1..4_u32,
+    ) {
+        let [gradient, answers] = &columns[..] else { unreachable!("two columns") };
+        let (device, length) = (Host::new(blocks_max), gradient.len() as u64);
+        let (mut found, mut expected) = (answers.clone(), answers.clone());
+        // SAFETY: there are so many values.
+        unsafe { launch::relu(&device, Host::address_mut(&mut found), length) }.expect("a kernel");
+        dense::relu(&mut expected);
+        prop_assert_eq!(bits(&found), bits(&expected));
+
+        for (slope, twin) in [
+            (Slope::Relu, dense::relu_slope as fn(&mut [f32], &[f32])),
+            (Slope::Tanh, dense::tanh_slope),
+        ] {
+            let (mut found, mut expected) = (gradient.clone(), gradient.clone());
+            let to = Host::address_mut(&mut found);
+            // SAFETY: both have so many values.
+            unsafe { launch::slope(&device, slope, to, Host::address(answers), length) }.expect("a kernel");
+            twin(&mut expected, answers);
+            prop_assert_eq!(bits(&found), bits(&expected), "{:?}", slope);
+        }
+
+        let mut found = gradient.clone();
+        // SAFETY: there are so many values.
+        unsafe { launch::scale(&device, Host::address_mut(&mut found), factor, length) }.expect("a kernel");
+        let expected: Vec<f32> = gradient.iter().map(|value| value * factor).collect();
+        prop_assert_eq!(bits(&found), bits(&expected));
     }
 }
 

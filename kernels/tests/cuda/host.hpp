@@ -49,7 +49,15 @@ static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
     OF(decode_f16) \
     OF(mean) \
     OF(largest) \
-    OF(fill)
+    OF(fill) \
+    OF(dense_forward) \
+    OF(dense_weight_gradient) \
+    OF(dense_bias_gradient) \
+    OF(dense_input_gradient) \
+    OF(relu) \
+    OF(relu_slope) \
+    OF(tanh_slope) \
+    OF(scale)
 
 // A launch that may run later: arguments are copied at once, as a driver does.
 template <auto KERNEL>
