@@ -140,6 +140,9 @@ pub enum Error {
     /// The CUDA half of libtorch is not there, or does not load.
     #[error("no CUDA in libtorch: {0}; get it with `cargo xtask libtorch --cuda`, or compute on the CPU")]
     NoTorchCuda(String),
+    /// The kernels of the pure engine do not run on a CUDA device.
+    #[error(transparent)]
+    NoKernels(kernels::Error),
     /// The program that drives the model failed at it. A retry, here or elsewhere, may help.
     #[error("{what}: {reason}")]
     Driver {
@@ -172,6 +175,7 @@ impl Error {
             Self::NoSuchDevice { .. }
                 | Self::NoTorch(_)
                 | Self::NoTorchCuda(_)
+                | Self::NoKernels(_)
                 | Self::ScriptsLeftOut
                 | Self::NoPyTorch(_)
         );

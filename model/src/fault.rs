@@ -1,8 +1,8 @@
 //! What the error of a compute engine says of a CUDA device. Pure.
 //!
 //! Engines report errors as texts. These are the texts of the CUDA runtime and driver, of cuBLAS,
-//! cuDNN and NCCL, as libtorch passes them on. No error of a real device has been seen yet: the
-//! texts are those of their documentation.
+//! cuDNN and NCCL, as libtorch passes them on, and those of [`kernels::Error`]. No error of a real
+//! device has been seen yet: the texts are those of their documentation.
 
 /// Fault of a CUDA device, or of a process's use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub enum Fault {
 }
 
 /// Beginnings by which CUDA and its libraries are known.
-const CUDA: [&str; 8] = [
+const CUDA: [&str; 11] = [
     "CUDA out of memory",
     "CUDA error",
     "CUDA driver error",
@@ -26,13 +26,31 @@ const CUDA: [&str; 8] = [
     "CUDNN_STATUS_",
     "CUSOLVER_STATUS_",
     "NCCL error",
+    FAILED,
+    KERNELS_FULL,
+    KERNELS_WRONG,
 ];
 
+/// What is said of a device of [`kernels`] that has failed. It does nothing any more.
+const FAILED: &str = "the CUDA device has failed";
+
+/// What [`kernels::Error::OutOfMemory`] says.
+const KERNELS_FULL: &str = " bytes are free; ";
+
+/// What [`kernels::Error::Wrong`] says.
+const KERNELS_WRONG: &str = " computes wrong: ";
+
+/// Returns what an engine says of a device whose kernels have failed with this error: it keeps the
+/// failure, and no value on it means anything.
+pub fn of_failed(error: &kernels::Error) -> String {
+    format!("{FAILED}: {error}")
+}
+
 /// What a full device says.
-const FULL: [&str; 3] = ["out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED"];
+const FULL: [&str; 4] = ["out of memory", "OUT_OF_MEMORY", "ALLOC_FAILED", KERNELS_FULL];
 
 /// What a device says that is gone or damaged, or that this program was not built for.
-const LOST: [&str; 18] = [
+const LOST: [&str; 19] = [
     "uncorrectable ECC error",
     "ECC_UNCORRECTABLE",
     "uncorrectable NVLink error",
@@ -51,6 +69,7 @@ const LOST: [&str; 18] = [
     "NO_BINARY_FOR_GPU",
     "driver version is insufficient",
     "SYSTEM_DRIVER_MISMATCH",
+    KERNELS_WRONG,
 ];
 
 /// What is said of a wrong call. The device goes on.
@@ -70,11 +89,12 @@ pub fn fault(error: &str) -> Option<Fault> {
     if !says(&CUDA) {
         return None;
     }
-    if says(&FULL) {
+    let has_failed = error.contains(FAILED);
+    if says(&FULL) && !has_failed {
         Some(Fault::OutOfMemory)
     } else if says(&LOST) {
         Some(Fault::Lost)
-    } else if says(&REFUSED) {
+    } else if says(&REFUSED) && !has_failed {
         None
     } else {
         Some(Fault::Spoiled)
@@ -127,6 +147,29 @@ mod tests {
             "CUDA error: unknown error",
         ] {
             assert_eq!(fault(said), Some(Fault::Spoiled), "{said}");
+        }
+    }
+
+    #[test]
+    fn errors_of_kernels_say_whether_the_device_goes_on() {
+        let failed = |reason: &str| {
+            let reason = reason.to_owned();
+            kernels::Error::Failed { ordinal: 0, what: "compute", reason }
+        };
+        let full = kernels::Error::OutOfMemory { ordinal: 0, bytes: 7, free: 3, total: 9 };
+        let wrong = kernels::Error::Wrong { ordinal: 0, found: vec![1], expected: vec![2] };
+        let damaged = failed("uncorrectable ECC error encountered (CUDA_ERROR_ECC_UNCORRECTABLE)");
+        let illegal = failed("an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)");
+        let invalid = failed("invalid argument (CUDA_ERROR_INVALID_VALUE)");
+        for (error, goes_on, has_failed) in [
+            (full, Some(Fault::OutOfMemory), Fault::Spoiled),
+            (wrong, Some(Fault::Lost), Fault::Lost),
+            (damaged, Some(Fault::Lost), Fault::Lost),
+            (illegal, Some(Fault::Spoiled), Fault::Spoiled),
+            (invalid, None, Fault::Spoiled),
+        ] {
+            assert_eq!(fault(&error.to_string()), goes_on, "{error}");
+            assert_eq!(fault(&of_failed(&error)), Some(has_failed), "{error}");
         }
     }
 

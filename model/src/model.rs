@@ -21,6 +21,7 @@ use proto::worst::RecordLoss;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::export::Constant;
+use crate::fault;
 use crate::weights::Weights;
 
 /// A network, its loss and its metrics.
@@ -67,6 +68,8 @@ pub trait Model: Send {
     /// Loss and gradients of one microbatch, in training mode. `key` seeds every random number
     /// (dropout): a function of the job's seed and the microbatch.
     ///
+    /// Gradients on a device are there when this returns.
+    ///
     /// # Errors
     /// Labels or outputs do not fit the loss, or the device fails.
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients>;
@@ -90,6 +93,10 @@ pub trait Model: Send {
                 weigh(values, weight, memory);
             }
         }
+        self.device().settle().map_err(|error| Error::Engine {
+            what: "gradients".to_owned(),
+            reason: fault::of_failed(&error),
+        })?;
         Ok(gradients)
     }
 
@@ -155,8 +162,11 @@ pub trait Model: Send {
     }
 }
 
-/// Multiplies floats by `weight`, into `memory` if it has room.
+/// Multiplies floats by `weight`: on their device, or into `memory` if it has room.
 fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
+    if let Some(storage) = kernels::values::on_device_mut(values) {
+        return storage.scale(weight);
+    }
     let Some(from) = values.as_f32() else { return };
     match memory.floats(from.len()) {
         Some(mut weighted) => {

@@ -20,6 +20,8 @@ use proto::tensor::{TensorSpec, Values};
 
 pub use self::registry::{Registry, ScriptEngine};
 use crate::device::Device;
+#[cfg(not(feature = "torch"))]
+use crate::error::Error;
 use crate::error::Result;
 use crate::export::Constant;
 
@@ -48,7 +50,7 @@ pub fn script_with_weights(
     _tensors: &[TensorSpec],
     _values: &[Values],
 ) -> Result<(Vec<u8>, Vec<Constant>)> {
-    Err(crate::error::Error::NoTorch("a TorchScript model".to_owned()))
+    Err(Error::NoTorch("a TorchScript model".to_owned()))
 }
 
 /// Returns the number of CUDA devices on which libtorch computes.
@@ -60,14 +62,21 @@ pub fn cuda_devices() -> Result<usize> {
     torch::cuda_devices()
 }
 
-/// Fails: the pure engine computes on the CPU.
+/// Returns the number of CUDA devices on which the pure engine computes: those of the driver. None
+/// is opened for that.
 ///
 /// # Errors
-/// Always [`Error::NoTorch`](crate::Error::NoTorch).
+/// There is no driver, it is too old, or there is no NVRTC, which compiles the kernels.
 #[cfg(not(feature = "torch"))]
 pub fn cuda_devices() -> Result<usize> {
-    Err(crate::error::Error::NoTorch("a worker on a CUDA device".to_owned()))
+    let listed = kernels::device::listed().map_err(Error::NoKernels)?;
+    kernels::device::compiler().map_err(Error::NoKernels)?;
+    Ok(listed.len())
 }
+
+/// Whether this program's engine is made to be fast on CUDA devices, so that it uses them where a
+/// user names none. The kernels of the pure engine are made for equal bits.
+pub const IS_FAST_ON_CUDA: bool = cfg!(feature = "torch");
 
 /// Returns the numerics class of gradients computed on `device` with `threads` threads. A process
 /// computes it once, which takes about a tenth of a second on a CPU.
@@ -85,6 +94,9 @@ pub fn numerics(device: Device, threads: usize) -> Result<Numerics> {
 /// way. The source fixes their order, and the compiler keeps it. The crate `libm` makes
 /// exponentials and the like from them. Those of the C library differ between its versions, and
 /// between processors with and without fused multiplication.
+///
+/// It is one class for all devices: on a CUDA device the same operations run in the same order, and
+/// the functions of the host stay on the host.
 ///
 /// # Errors
 /// None, but libtorch's engine has some.

@@ -1,7 +1,6 @@
 //! The pure-Rust engine: small networks of dense layers, in every build of the program and with the
-//! same bits in each.
+//! same bits in each, on the host and on a CUDA device.
 
-mod matrix;
 mod network;
 #[cfg(test)]
 mod tests;
@@ -11,8 +10,28 @@ use serde::Deserialize;
 
 use self::network::Network;
 use super::options::{self, Mlp};
-use crate::error::Result;
+use crate::device::Device;
+use crate::error::{Error, Result};
 use crate::model::{Context, Model};
+
+/// Opens the device of the context, for kernels.
+///
+/// # Errors
+/// The device cannot be used. A program with libtorch computes on it all the same; without kernels,
+/// networks of this engine are computed on the host there, which gives the same bits.
+fn opened(context: &Context) -> Result<kernels::Device> {
+    use kernels::Error as Kernels;
+    let Device::Cuda(ordinal) = context.device else { return Ok(kernels::Device::default()) };
+    match context.devices.cuda(ordinal) {
+        Err(Kernels::NotBuilt | Kernels::NoCompiler) if cfg!(feature = "torch") => {
+            Ok(kernels::Device::default())
+        }
+        opened => opened.map_err(|error| Error::NoSuchDevice {
+            device: context.device.to_string(),
+            reason: error.to_string(),
+        }),
+    }
+}
 
 /// Builds `linear`: each output is a weighted sum of the features.
 pub(super) fn linear(context: &Context) -> Result<Box<dyn Model>> {

@@ -4,39 +4,68 @@
 //! `torch.nn.Sequential` gives them, activations counted. So the exported file loads strictly into
 //! the same network built in PyTorch. One thread computes. Random numbers are drawn for the initial
 //! weights only.
+//!
+//! Weights lie on the device of the worker, and products are computed there, with the bits of the
+//! host (ADR 61). The loss is computed on the host: it is small, and its exponentials are functions
+//! of the host. So is tanh.
+
+use std::borrow::Cow;
 
 use data::predictions::PREDICTION;
 use data::{Batch, Column};
+use kernels::dense::{self, Input};
+use kernels::{Device, Operand, Storage};
 use proto::metrics::Metric;
 use proto::random::Keyed;
 use proto::spec::Loss;
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{DType, TensorSpec, Values};
 
-use super::matrix;
+use super::opened;
 use crate::engines::loss::Target;
 use crate::engines::options::Activation;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::model::{Context, Evaluation, Gradients, Model};
 
 impl Activation {
-    fn apply(self, values: &mut [f32]) {
+    /// Computes the answers in place.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn apply(self, values: &mut Storage) -> Result<()> {
         match self {
-            // `max` would turn NaN into 0 and hide that the job diverged.
-            Self::Relu => values.iter_mut().filter(|value| **value < 0.0).for_each(|value| *value = 0.0),
-            Self::Tanh => values.iter_mut().for_each(|value| *value = libm::tanhf(*value)),
+            Self::Relu => values.relu(),
+            Self::Tanh => {
+                let tanh = |values: &mut [f32]| {
+                    values.iter_mut().for_each(|value| *value = libm::tanhf(*value));
+                };
+                values.change(tanh).map_err(|error| failed(TANH, &error))?;
+            }
         }
+        Ok(())
     }
 
     /// Multiplies the gradient by the slope, which both activations compute from their answers.
-    fn differentiate(self, gradient: &mut [f32], answers: &[f32]) {
-        for (gradient, answer) in gradient.iter_mut().zip(answers) {
-            match self {
-                Self::Relu if *answer > 0.0 => {}
-                Self::Relu => *gradient = 0.0,
-                Self::Tanh => *gradient *= 1.0 - answer * answer,
-            }
+    fn differentiate(self, gradient: &mut Storage, answers: &Storage) {
+        match self {
+            Self::Relu => gradient.relu_slope(answers),
+            Self::Tanh => gradient.tanh_slope(answers),
         }
     }
+}
+
+/// What an error says that was computed.
+const FORWARD: &str = "forward";
+const TANH: &str = "tanh";
+
+/// Returns the error of an operation that the device refused. It goes on.
+fn refused(what: &str, error: &kernels::Error) -> Error {
+    Error::Engine { what: what.to_owned(), reason: error.to_string() }
+}
+
+/// Returns the error of a device that has failed, and says so from now on.
+fn failed(what: &str, error: &kernels::Error) -> Error {
+    Error::Engine { what: what.to_owned(), reason: fault::of_failed(error) }
 }
 
 /// One dense layer: `y = x wᵗ + b`.
@@ -46,13 +75,22 @@ struct Layer {
     prefix: String,
     inputs: usize,
     outputs: usize,
-    weight: Vec<f32>,
-    bias: Vec<f32>,
+    weight: Storage,
+    bias: Storage,
+}
+
+/// What a network computed for some records.
+struct Pass<'a> {
+    features: Input<'a>,
+    /// Answers of all layers but the last, after the activation.
+    hidden: Vec<Storage>,
+    outputs: Storage,
 }
 
 /// The network, its loss and its metrics.
 #[derive(Debug)]
 pub(super) struct Network {
+    device: Device,
     layers: Vec<Layer>,
     activation: Activation,
     loss: Loss,
@@ -64,7 +102,7 @@ impl Network {
     /// Creates a network of one layer, named like a lone `torch.nn.Linear`.
     pub(super) fn single(context: &Context, outputs: usize) -> Result<Self> {
         let inputs = context.features()?.iter().product();
-        Ok(Self::new(context, vec![Layer::new(String::new(), inputs, outputs)], Activation::default()))
+        Self::new(context, [(String::new(), inputs, outputs)], Activation::default())
     }
 
     /// Creates layers named as in `torch.nn.Sequential(Linear, activation, Linear, ..)`: `0.`,
@@ -77,19 +115,26 @@ impl Network {
     ) -> Result<Self> {
         let mut inputs = context.features()?.iter().product();
         let widths = hidden.iter().copied().chain([outputs]).enumerate();
-        let layers = widths.map(|(at, width)| {
-            let layer = Layer::new(format!("{}.", 2 * at), inputs, width);
-            inputs = width;
-            layer
-        });
-        let layers = layers.collect();
-        Ok(Self::new(context, layers, activation))
+        let layers =
+            widths.map(|(at, width)| (format!("{}.", 2 * at), std::mem::replace(&mut inputs, width), width));
+        Self::new(context, layers, activation)
     }
 
-    fn new(context: &Context, layers: Vec<Layer>, activation: Activation) -> Self {
+    /// Creates layers from their prefixes, inputs and outputs, on the device of the context.
+    fn new(
+        context: &Context,
+        layers: impl IntoIterator<Item = (String, usize, usize)>,
+        activation: Activation,
+    ) -> Result<Self> {
+        let device = opened(context)?;
+        let layers = layers.into_iter().map(|(prefix, inputs, outputs)| {
+            let zeros = |len| device.zeros(DType::F32, len).map_err(|error| refused("build", &error));
+            Ok(Layer { prefix, inputs, outputs, weight: zeros(inputs * outputs)?, bias: zeros(outputs)? })
+        });
+        let layers = layers.collect::<Result<_>>()?;
         let model = &context.spec.model;
         let (loss, label_smoothing) = (model.loss, model.label_smoothing);
-        Self { layers, activation, loss, label_smoothing, metrics: model.metrics.clone() }
+        Ok(Self { device, layers, activation, loss, label_smoothing, metrics: model.metrics.clone() })
     }
 
     /// Returns the number of values of one record's outputs.
@@ -97,36 +142,84 @@ impl Network {
         self.layers.last().map_or(0, |layer| layer.outputs)
     }
 
-    /// Computes the inputs of each layer, and the network's outputs.
-    fn forward(&self, batch: &Batch) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
+    /// Computes the answers of each layer.
+    fn forward<'a>(&self, batch: &'a Batch) -> Result<Pass<'a>> {
         let inputs = self.layers[0].inputs;
         let features = batch.features();
         if features.len() != batch.samples * inputs {
             let found: Vec<_> = batch.inputs.iter().map(|input| input.spec().to_string()).collect();
             return Err(Error::Engine {
-                what: "forward".to_owned(),
+                what: FORWARD.to_owned(),
                 reason: format!(
                     "a record has {}, the network was built for {inputs} f32 values a record",
                     found.join(", ")
                 ),
             });
         }
-        let mut given = vec![features.to_vec()];
-        for (at, layer) in self.layers.iter().enumerate() {
-            if at > 0 {
-                self.activation.apply(&mut given[at]);
-            }
-            given.push(matrix::forward(&given[at], &layer.weight, &layer.bias));
+        let refused = |error: kernels::Error| refused(FORWARD, &error);
+        let features = Input::on(&self.device, features).map_err(refused)?;
+        let [first, others @ ..] = self.layers.as_slice() else { unreachable!("a network has a layer") };
+        let mut outputs = dense::forward(features.operand(), &first.weight, &first.bias).map_err(refused)?;
+        let mut hidden = Vec::new();
+        for layer in others {
+            self.activation.apply(&mut outputs)?;
+            let next =
+                dense::forward(Operand::Stored(&outputs), &layer.weight, &layer.bias).map_err(refused)?;
+            hidden.push(std::mem::replace(&mut outputs, next));
         }
-        let outputs = given.pop().expect("a network has a layer");
-        Ok((given, outputs))
+        Ok(Pass { features, hidden, outputs })
+    }
+
+    /// Computes loss and gradients. Those of a device may still be under way.
+    fn backward(&self, batch: &Batch) -> Result<Gradients> {
+        const WHAT: &str = "gradients";
+        let refused = |error: kernels::Error| refused(WHAT, &error);
+        let Pass { features, hidden, outputs } = self.forward(batch)?;
+        let width = self.outputs();
+        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
+        let (loss, slope) = target.gradient(&read(WHAT, &outputs)?, width);
+        let mut slope = self.device.upload(slope).map_err(refused)?;
+        let mut values = Vec::new();
+        for (at, layer) in self.layers.iter().enumerate().rev() {
+            let before = at.checked_sub(1).map(|before| &hidden[before]);
+            let given = before.map_or_else(|| features.operand(), Operand::Stored);
+            let gradients = dense::weight_gradient(&slope, given, layer.outputs, layer.inputs);
+            let [weight, bias] = gradients.map_err(refused)?;
+            // The order is from the last layer to the first, and is reversed below.
+            values.extend([bias, weight].map(Values::from));
+            if let Some(answers) = before {
+                let gradient = dense::input_gradient(&slope, &layer.weight, layer.outputs, layer.inputs);
+                slope = gradient.map_err(refused)?;
+                self.activation.differentiate(&mut slope, answers);
+            }
+        }
+        values.reverse();
+        Ok(Gradients { loss, values })
+    }
+
+    /// Computes loss and metrics.
+    fn measured(&self, batch: &Batch, outputs: &[f32]) -> Result<Evaluation> {
+        let width = self.outputs();
+        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
+        target.evaluate(self.loss, &self.metrics, outputs, width)
+    }
+
+    /// Waits for the device. If it has failed, this is the error, whatever was computed.
+    fn settled<T>(&self, what: &str, result: Result<T>) -> Result<T> {
+        self.device.settle().map_err(|error| failed(what, &error))?;
+        result
+    }
+
+    /// Computes the outputs, on the host.
+    fn outputs_of<T>(&self, batch: &Batch, take: impl FnOnce(&[f32]) -> Result<T>) -> Result<T> {
+        let taken = self.forward(batch).and_then(|pass| take(&read(FORWARD, &pass.outputs)?));
+        self.settled(FORWARD, taken)
     }
 }
 
-impl Layer {
-    fn new(prefix: String, inputs: usize, outputs: usize) -> Self {
-        Self { prefix, inputs, outputs, weight: vec![0.0; inputs * outputs], bias: vec![0.0; outputs] }
-    }
+/// Returns values in memory of the host.
+fn read<'a>(what: &str, values: &'a Storage) -> Result<Cow<'a, [f32]>> {
+    values.read().map_err(|error| failed(what, &error))
 }
 
 impl Model for Network {
@@ -153,53 +246,51 @@ impl Model for Network {
         Ok(self.tensors().iter().zip(inputs).map(draw).collect())
     }
 
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
     fn load(&mut self, weights: &[Values]) -> Result<()> {
         // The network has no integer tensors. An empty list has a length that no tensor has.
-        let weights: Vec<&[f32]> = weights.iter().map(|values| values.as_f32().unwrap_or_default()).collect();
-        let found: Vec<usize> = weights.iter().map(|values| values.len()).collect();
+        let floats = |values: &Values| if values.dtype() == DType::F32 { values.len() } else { 0 };
+        let found: Vec<usize> = weights.iter().map(floats).collect();
         let expected: Vec<usize> = self.tensors().iter().map(TensorSpec::len).collect();
         if found != expected {
             let reason = format!("tensors of {found:?} values, the network has {expected:?}");
             return Err(Error::Engine { what: "load".to_owned(), reason });
         }
         let own = self.layers.iter_mut().flat_map(|layer| [&mut layer.weight, &mut layer.bias]);
-        own.zip(weights).for_each(|(own, values)| own.copy_from_slice(values));
+        for (own, values) in own.zip(weights) {
+            match kernels::values::on_device(values) {
+                None => own.place(0, values.bytes()),
+                Some(from) if own.is_on_host() => {
+                    own.receive(from).map_err(|error| failed("load", &error))?
+                }
+                Some(from) => own.place_part(0, from, 0..from.size()),
+            }
+        }
         Ok(())
     }
 
     fn gradients(&mut self, batch: &Batch, _key: u64) -> Result<Gradients> {
-        let (given, outputs) = self.forward(batch)?;
-        let width = self.outputs();
-        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
-        let (loss, mut slope) = target.gradient(&outputs, width);
-        let mut values = Vec::new();
-        for (at, layer) in self.layers.iter().enumerate().rev() {
-            let (weight, bias) = matrix::weight_gradient(&slope, &given[at], layer.outputs, layer.inputs);
-            // The order is from the last layer to the first, and is reversed below.
-            values.extend([bias, weight].map(Values::F32));
-            if at > 0 {
-                slope = matrix::input_gradient(&slope, &layer.weight, layer.outputs, layer.inputs);
-                self.activation.differentiate(&mut slope, &given[at]);
-            }
-        }
-        values.reverse();
-        Ok(Gradients { loss, values })
+        let gradients = self.backward(batch);
+        self.settled("gradients", gradients)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
-        self.evaluate_and_predict(batch).map(|(evaluation, _)| evaluation)
+        self.outputs_of(batch, |outputs| self.measured(batch, outputs))
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
-        let (_, outputs) = self.forward(batch)?;
-        Ok(Column::floats(PREDICTION, &[self.outputs()], batch.samples, &outputs))
+        let width = self.outputs();
+        self.outputs_of(batch, |outputs| Ok(Column::floats(PREDICTION, &[width], batch.samples, outputs)))
     }
 
     fn evaluate_and_predict(&mut self, batch: &Batch) -> Result<(Evaluation, Column)> {
-        let (_, outputs) = self.forward(batch)?;
         let width = self.outputs();
-        let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
-        let evaluation = target.evaluate(self.loss, &self.metrics, &outputs, width)?;
-        Ok((evaluation, Column::floats(PREDICTION, &[width], batch.samples, &outputs)))
+        self.outputs_of(batch, |outputs| {
+            let evaluation = self.measured(batch, outputs)?;
+            Ok((evaluation, Column::floats(PREDICTION, &[width], batch.samples, outputs)))
+        })
     }
 }
