@@ -1,7 +1,8 @@
 //! The CUDA devices on which a worker can compute, and what is missing where there is none.
 //!
 //! The driver is asked first, then the compute engine. So the first thing that is missing is named:
-//! driver, device, a newer driver, or the CUDA half of libtorch. Nothing here opens a device.
+//! driver, device, a newer driver, the CUDA half of libtorch, or in a program without libtorch
+//! NVRTC. Nothing here opens a device.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,6 +23,10 @@ const NO_DEVICE: &str =
 const NO_DEVICE_OF_ENGINE: &str =
     "no CUDA device: libtorch finds none (the driver may be too old for it); compute on the CPU";
 
+/// Why `auto` leaves devices alone that a user may name.
+const NOT_FAST: &str = "this program has no libtorch, and the kernels of its own engine are made for equal bits and \
+                        not for speed (`--device all` uses them)";
+
 /// Devices for the workers of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
@@ -38,8 +43,17 @@ pub struct Chosen {
 /// A CUDA device is asked for and not there.
 pub fn chosen(choice: &Choice) -> Result<Chosen> {
     let found = if choice.asks() { found() } else { Found::default() };
+    of(choice, found, engines::IS_FAST_ON_CUDA)
+}
+
+/// Returns the devices to compute on, of those that the process has found. `auto` takes a CUDA
+/// device only if the engine is fast there.
+fn of(choice: &Choice, found: Found, is_fast: bool) -> Result<Chosen> {
+    let is_auto = *choice == Choice::Auto;
+    let left = is_auto && !is_fast && !found.memory_bytes.is_empty();
+    let found = if left { Found::nothing(NOT_FAST.to_owned()) } else { found };
     let devices = choice.devices(&found)?;
-    let falls_back = *choice == Choice::Auto && devices == [Device::Cpu];
+    let falls_back = is_auto && devices == [Device::Cpu];
     Ok(Chosen { devices, fallback: falls_back.then(|| reason(&found.missing)) })
 }
 
@@ -178,6 +192,21 @@ mod tests {
         assert_eq!(memory(Ok(vec![7, 8]), 2), [7, 8]);
         assert_eq!(memory(Ok(vec![7, 8]), 1), [7]);
         assert_eq!(memory(Err(Kernels::NotBuilt), 2), [0, 0], "the memory is not known");
+    }
+
+    #[test]
+    fn auto_takes_a_device_only_where_the_engine_is_fast_and_a_name_takes_it_anyway() {
+        let found = || Found { memory_bytes: vec![7, 8], missing: String::new() };
+        let chosen = |text: &str, is_fast| of(&text.parse().unwrap(), found(), is_fast).unwrap();
+        let both = vec![Device::Cuda(0), Device::Cuda(1)];
+        assert_eq!(chosen("auto", true), Chosen { devices: both.clone(), fallback: None });
+        let left = chosen("auto", false);
+        assert_eq!(left.devices, [Device::Cpu]);
+        assert!(left.fallback.unwrap().starts_with("this program has no libtorch, and the kernels"));
+        assert_eq!(chosen("all", false), Chosen { devices: both, fallback: None });
+        assert_eq!(chosen("cuda:1", false), Chosen { devices: vec![Device::Cuda(1)], fallback: None });
+        let missing = of(&Choice::Auto, Found::nothing("no CUDA driver; install one".to_owned()), false);
+        assert_eq!(missing.unwrap().fallback.unwrap(), "no CUDA driver");
     }
 
     #[test]
