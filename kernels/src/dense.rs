@@ -32,19 +32,22 @@ use crate::storage::{Operand, Storage};
 pub enum Input<'a> {
     /// On the host, where they lie.
     Lent(&'a [f32]),
-    /// In storage.
+    /// In storage of its own.
     Stored(Storage),
+    /// In storage, where they lay before.
+    There(&'a Storage),
 }
 
 impl<'a> Input<'a> {
-    /// Returns floats for products on `device`.
+    /// Returns floats for products on `device`, of which there may be a copy on a device.
     ///
     /// # Errors
     /// The device has too little free memory. It goes on.
-    pub fn on(device: &Device, floats: &'a [f32]) -> Result<Self, Error> {
-        match device.is_host() {
-            true => Ok(Self::Lent(floats)),
-            false => device.upload(floats).map(Self::Stored),
+    pub fn on(device: &Device, floats: &'a [f32], copy: Option<&'a Storage>) -> Result<Self, Error> {
+        match copy.filter(|copy| copy.len() == floats.len()) {
+            _ if device.is_host() => Ok(Self::Lent(floats)),
+            Some(copy) => Ok(Self::There(copy)),
+            None => device.upload(floats).map(Self::Stored),
         }
     }
 
@@ -53,6 +56,7 @@ impl<'a> Input<'a> {
         match self {
             Self::Lent(floats) => Operand::Payload(bytemuck::cast_slice(floats)),
             Self::Stored(storage) => Operand::Stored(storage),
+            Self::There(storage) => Operand::Stored(storage),
         }
     }
 }

@@ -230,7 +230,7 @@ fn layers(
     let x = ordinary(1, records * inputs);
     let lent = match device {
         Some(device) => Input::Stored(Storage::uploaded(device, &x).expect("memory")),
-        None => Input::on(&host, &x).expect("the host"),
+        None => Input::on(&host, &x, None).expect("the host"),
     };
     let (first, bias) = (stored(2, hidden * inputs), stored(3, hidden));
     let (second, other_bias) = (stored(4, outputs * hidden), stored(5, outputs));

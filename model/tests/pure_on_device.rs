@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use data::Batch;
+use data::{Batch, DeviceValues};
 use kernels::device::Devices;
 use model::fault::{Fault, fault};
 use model::{Allocator, Context, Device, Error, Model, OwnMemory, Registry, Weights};
@@ -279,4 +279,27 @@ fn a_device_that_is_not_there_is_named() {
     assert!(matches!(&error, Error::NoSuchDevice { device, .. } if device == "cuda:70"), "{error}");
     assert!(error.to_string().contains("no CUDA device 70: the driver shows"), "{error}");
     assert!(!error.is_fatal(), "another worker may have it");
+}
+
+#[test]
+fn records_that_lie_on_the_device_already_are_read_there() {
+    let Some(driven) = Driven::open() else { return };
+    let network = NETWORKS[2];
+    let plain = batch(network, 7);
+    // Other content than on the host shows which of the two is read.
+    let others: Vec<f32> = plain.features().iter().map(|value| value + 1.0).collect();
+    let labels = Values::I64(plain.classes().unwrap().to_vec());
+    let expected = build(network, Device::Cpu, &driven.devices)
+        .gradients(&Batch::of(&others, &[INPUTS], &labels, 7), 0)
+        .unwrap();
+    let copy = driven.devices.cuda(0).unwrap().upload(&others[..]).unwrap();
+    let placed = Batch { placed: DeviceValues::new(vec![Arc::new(copy)]), ..plain.clone() };
+    let found = driven.build(network).gradients(&placed, 0).unwrap();
+    assert_eq!(bits(&found.values), bits(&expected.values));
+    // A copy of another length belongs to other records.
+    let copy = driven.devices.cuda(0).unwrap().upload(&others[1..]).unwrap();
+    let wrong = Batch { placed: DeviceValues::new(vec![Arc::new(copy)]), ..plain.clone() };
+    let found = driven.build(network).gradients(&wrong, 0).unwrap();
+    let expected = build(network, Device::Cpu, &driven.devices).gradients(&plain, 0).unwrap();
+    assert_eq!(bits(&found.values), bits(&expected.values));
 }

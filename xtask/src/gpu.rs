@@ -68,7 +68,7 @@ const STEPS: [(&str, &str); 7] = [
     ),
     (
         "pure engine: the bits of the host",
-        "test --release --package ebbflow-model --no-default-features --features cuda --test on_device",
+        "test --release --package ebbflow-model --no-default-features --features cuda --test pure_on_device",
     ),
     (
         "ps as processes: the bits of the host, and telemetry",

@@ -157,7 +157,8 @@ impl Network {
             });
         }
         let refused = |error: kernels::Error| refused(FORWARD, &error);
-        let features = Input::on(&self.device, features).map_err(refused)?;
+        let copy = batch.placed.get(0).and_then(|copy| kernels::values::storage(copy.as_ref()));
+        let features = Input::on(&self.device, features, copy).map_err(refused)?;
         let [first, others @ ..] = self.layers.as_slice() else { unreachable!("a network has a layer") };
         let mut outputs = dense::forward(features.operand(), &first.weight, &first.bias).map_err(refused)?;
         let mut hidden = Vec::new();
