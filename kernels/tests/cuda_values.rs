@@ -81,7 +81,11 @@ proptest! {
             let sent = source.read_part(came, part.clone()).expect("a device that works");
             storage.place_as(0, (came, &sent), round);
             let front = storage.bytes().into_owned();
+            // Nothing has waited for these values, and others lie there soon.
+            let mut source = stored(from, &floats);
             storage.place_part(part.start, &source, part.clone());
+            source.fill(9.0);
+            from.settle().expect("a device that works");
             storage.round_part(round, part.clone());
             let read = storage.read_part(round, part.clone()).expect("a device that works");
             (sent, front, storage.bytes().into_owned(), read)
