@@ -21,6 +21,8 @@ pub(crate) mod compiler;
 pub(crate) mod dense;
 #[cfg(feature = "cuda")]
 mod device;
+#[cfg(feature = "cuda")]
+mod foreign;
 #[cfg(test)]
 mod host;
 #[cfg(feature = "cuda")]

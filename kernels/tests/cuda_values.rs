@@ -138,6 +138,29 @@ fn chunks_cross_to_the_host_in_the_type_in_which_they_travel() {
 }
 
 #[test]
+#[expect(unsafe_code, reason = "memory that another library has allocated is known by its address")]
+fn values_are_copied_from_and_to_memory_of_another_library() {
+    let Some([device, _]) = devices() else { return };
+    let floats = [1.5f32, -2.0, 3.25];
+    let mut storage = stored(&device, &floats);
+    device.settle().expect("a device that works");
+    // The calls above have bound this thread to the device.
+    // SAFETY: 12 bytes are allocated, used and freed; nothing else knows of them.
+    let back = unsafe {
+        let address = cudarc::driver::result::malloc_sync(12).expect("memory");
+        storage.copy_to_foreign(address);
+        storage.fill(0.0);
+        let mut back = device.zeros(DType::F32, 3).expect("memory");
+        back.copy_from_foreign(address);
+        device.settle().expect("a device that works");
+        cudarc::driver::result::free_sync(address).expect("it was allocated");
+        back
+    };
+    assert_eq!(*back.bytes(), *bytemuck::cast_slice::<f32, u8>(&floats));
+    assert_eq!(*storage.bytes(), [0; 12], "the copy came before");
+}
+
+#[test]
 fn values_of_the_host_are_passed_on_without_a_copy() {
     let Values::F32(floats) = Values::from(stored(&Device::default(), &[1.0, 2.0])) else {
         panic!("memory of this process")

@@ -218,12 +218,13 @@ fn processes_of_a_script_take_turns_on_the_devices_and_see_theirs_alone() {
     }
     let (driver, dir) = (Driver::new(), tempfile::tempdir().unwrap());
     let script = dir.path().join("train.py");
-    fs::write(&script, "echo \"sees $CUDA_VISIBLE_DEVICES as $EBBFLOW_DEVICE\"").unwrap();
+    fs::write(&script, "echo \"sees $CUDA_VISIBLE_DEVICES as $EBBFLOW_DEVICE\"; echo $CUBLAS_WORKSPACE_CONFIG >> $0.cublas").unwrap();
     // The script never joins, so each run ends with an error.
     let run = |more: &[&str], visible: Option<&str>| {
         let out = dir.path().join("out");
         let mut command = harness::ebb(["run", "--python", "sh", "--out"]);
         command.arg(&out).arg(&script).args(more).env_remove("CUDA_VISIBLE_DEVICES");
+        command.env_remove("CUBLAS_WORKSPACE_CONFIG");
         command.env("LD_LIBRARY_PATH", driver.0.path()).env("EBB_TEST_DEVICES", "2");
         command.envs(visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
         let said = text(&command.output().unwrap());
@@ -237,6 +238,10 @@ fn processes_of_a_script_take_turns_on_the_devices_and_see_theirs_alone() {
     assert_eq!(run(&["--device", "cuda:1"], None).1, "sees 1 as cuda:1\n");
     assert_eq!(run(&["--device", "cpu"], None).1, "sees -1 as \n");
     assert_eq!(run(&["--env", "CUDA_VISIBLE_DEVICES=7"], None).1, "sees 7 as \n", "the user's own choice");
+    run(&["--env", "CUBLAS_WORKSPACE_CONFIG=:16:8"], None);
+    let cublas = fs::read_to_string(dir.path().join("train.py.cublas")).unwrap();
+    let expected = format!("{}:16:8\n", ":4096:8\n".repeat(6));
+    assert_eq!(cublas, expected, "cuBLAS chooses no algorithm by free memory");
     let said = run(&["--device", "cuda:7"], None).0;
     assert!(said.contains("device cuda:7: this process sees 2 CUDA devices"), "{said}");
 }

@@ -1,0 +1,41 @@
+//! Copies between storage on a device and memory there that another library of this process has
+//! allocated, such as the tensors of libtorch.
+//!
+//! The streams of that library and those of a [`Device`](super::Device) do not wait for each other.
+//! So the caller waits for the library first, and for the device afterwards.
+#![expect(unsafe_code, reason = "the memory is known by its address alone")]
+
+use super::launch::Address;
+use crate::storage::Storage;
+
+impl Storage {
+    /// Copies values from memory of the same device over these.
+    ///
+    /// # Panics
+    /// If these lie on the host.
+    ///
+    /// # Safety
+    /// There are as many bytes at `address`, which the device reaches. What has written them has
+    /// ended, and they stay as they are until [`Device::settle`](crate::Device::settle) returns.
+    pub unsafe fn copy_from_foreign(&mut self, address: u64) {
+        let buffer = self.on_any_device().expect("storage on a device");
+        let (to, bytes) = (buffer.address(), self.size());
+        // SAFETY: the caller's promise; these are borrowed alone.
+        buffer.queue(|this| unsafe { this.device().copy(Address(address), to, bytes) });
+    }
+
+    /// Copies these values to memory of the same device.
+    ///
+    /// # Panics
+    /// If these lie on the host.
+    ///
+    /// # Safety
+    /// There are as many bytes at `address`, which the device reaches. What uses them has ended,
+    /// and nothing uses them until [`Device::settle`](crate::Device::settle) returns.
+    pub unsafe fn copy_to_foreign(&self, address: u64) {
+        let buffer = self.on_any_device().expect("storage on a device");
+        let (from, bytes) = (buffer.address(), self.size());
+        // SAFETY: the caller's promise.
+        buffer.queue(|this| unsafe { this.device().copy(from, Address(address), bytes) });
+    }
+}

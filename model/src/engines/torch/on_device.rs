@@ -1,0 +1,91 @@
+//! Weights and gradients of a network on a CUDA device, which cross within the device between
+//! tensors of libtorch and memory of the kernels (ADR 62).
+//!
+//! Always true here: the streams of the two do not wait for each other. So the host waits for
+//! libtorch before the kernels touch a tensor, and for the kernels before libtorch touches it.
+//!
+//! No line of this file has run on a real device.
+#![expect(unsafe_code, reason = "the kernels reach a tensor by its address")]
+
+use kernels::{Device, Storage};
+use proto::tensor::{DType, Values};
+use tch::{Kind, Tensor};
+
+use super::network::failed;
+use crate::device::Device as Chosen;
+use crate::error::{Error, Result};
+use crate::fault;
+use crate::model::Context;
+
+/// The device of a network, as the kernels see it.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    device: Device,
+    index: i64,
+}
+
+impl OnDevice {
+    /// Returns the device of a model. `None`: it is the host, or the kernels cannot use the device.
+    /// Then values cross by memory of the host, and the log says why.
+    pub(super) fn of(context: &Context) -> Option<Self> {
+        let Chosen::Cuda(index) = context.device else { return None };
+        match context.devices.cuda(index) {
+            Ok(device) => Some(Self { device, index: index as i64 }),
+            Err(reason) => {
+                let what = "gradients and weights go to and from libtorch through memory of the host";
+                tracing::info!(%reason, "{what}");
+                None
+            }
+        }
+    }
+
+    /// Returns the device.
+    pub(super) const fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Returns copies of floats in memory of the kernels.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or failed.
+    pub(super) fn read(&self, tensors: &[Tensor]) -> Result<Vec<Values>> {
+        const WHAT: &str = "copy gradients within the device";
+        let flat = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float)?.f_contiguous();
+        let flat: Vec<_> = tensors.iter().map(flat).collect::<tch::Result<_>>().map_err(failed(WHAT))?;
+        tch::Cuda::synchronize(self.index);
+        let copy = |tensor: &Tensor| {
+            let mut storage = self.device.zeros(DType::F32, tensor.numel())?;
+            // SAFETY: so many contiguous floats lie there, libtorch has computed them, and `flat`
+            // keeps them until the device has settled.
+            unsafe { storage.copy_from_foreign(address(tensor)) };
+            Ok(Values::from(storage))
+        };
+        let copies = flat.iter().map(copy).collect::<Result<_, kernels::Error>>();
+        self.settle(WHAT)?;
+        copies.map_err(|error| Error::Engine { what: WHAT.to_owned(), reason: error.to_string() })
+    }
+
+    /// Copies floats from memory of the kernels to tensors, each contiguous and as long.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn write(&self, pairs: &[(&Tensor, &Storage)]) -> Result<()> {
+        tch::Cuda::synchronize(self.index);
+        for (tensor, storage) in pairs {
+            // SAFETY: so many contiguous floats lie there, libtorch uses none of them now, and the
+            // caller holds the tensor until the device has settled.
+            unsafe { storage.copy_to_foreign(address(tensor)) };
+        }
+        self.settle("load weights within the device")
+    }
+
+    fn settle(&self, what: &str) -> Result<()> {
+        let failed = |error| Error::Engine { what: what.to_owned(), reason: fault::of_failed(&error) };
+        self.device.settle().map_err(failed)
+    }
+}
+
+/// Returns where the elements of a tensor lie.
+fn address(tensor: &Tensor) -> u64 {
+    tensor.data_ptr().addr() as u64
+}
