@@ -251,7 +251,7 @@ fn layers(
     let [first_dw, first_db] = dense::weight_gradient(&dx, lent.operand(), hidden, inputs).expect("memory");
     dw.scale(records as f32);
     let all = [&between, &y, &dw, &db, &dx, &first_dw, &first_db];
-    all.map(|storage| bits(storage)).into()
+    all.map(bits).into()
 }
 
 /// Returns ordinary values from a seed.

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use data::{Batch, DeviceValues};
 use kernels::device::Devices;
 use model::fault::{Fault, fault};
-use model::{Allocator, Context, Device, Error, Model, OwnMemory, Registry, Weights};
+use model::{Allocator, Context, Device, Error, Evaluation, Gradients, Model, OwnMemory, Registry, Weights};
 use proto::column::{ColumnSpec, ElementType};
-use proto::tensor::Values;
+use proto::tensor::{TensorSpec, Values};
 
 use self::fake::Driver;
 
@@ -71,7 +71,7 @@ impl Driven {
         }
     }
 
-    /// Opens the driver of the tests. `None`: there is no NVRTC, or the driver is the machine's own.
+    /// Opens the driver of the tests. `None`: there is no NVRTC, or the driver is another one.
     fn open_fake() -> Option<(Self, &'static Driver)> {
         let driven = Self::open()?;
         match is_real() {
@@ -269,6 +269,58 @@ fn a_device_that_fails_is_an_error_of_every_microbatch_and_no_panic() {
         driver.breaks(0);
         drop((there, driven));
     }
+}
+
+/// A network whose device fails when its gradients are there.
+struct FailsLate(Box<dyn Model>, &'static Driver);
+
+impl Model for FailsLate {
+    fn tensors(&self) -> Vec<TensorSpec> {
+        self.0.tensors()
+    }
+
+    fn device(&self) -> kernels::Device {
+        self.0.device()
+    }
+
+    fn initial(&mut self, seed: u64) -> Result<Vec<Values>, Error> {
+        self.0.initial(seed)
+    }
+
+    fn load(&mut self, weights: &[Values]) -> Result<(), Error> {
+        self.0.load(weights)
+    }
+
+    fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients, Error> {
+        let gradients = self.0.gradients(batch, key);
+        self.1.breaks(700);
+        gradients
+    }
+
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, Error> {
+        self.0.evaluate(batch)
+    }
+}
+
+#[test]
+fn a_device_that_fails_is_an_error_of_the_call_that_used_it() {
+    let network = NETWORKS[2];
+    // The call has another error, and nothing reads what the device computes for it.
+    let Some((driven, driver)) = Driven::open_fake() else { return };
+    let mut model = driven.build(network);
+    let wrong = Batch::of(&[0.5; INPUTS], &[INPUTS], &Values::I64(vec![9]), 1);
+    assert!(matches!(model.gradients(&wrong, 0), Err(Error::Label { label: 9, .. })));
+    driver.breaks(700);
+    assert_eq!(said(model.gradients(&wrong, 0)).1, Some(Fault::Spoiled));
+    driver.breaks(0);
+    drop((model, driven));
+    // Gradients are there, and are multiplied by the number of records.
+    let Some((driven, driver)) = Driven::open_fake() else { return };
+    let mut model = FailsLate(driven.build(network), driver);
+    let failed = model.weighted_gradients(&batch(network, 3), 0, &OwnMemory);
+    assert_eq!(said(failed).1, Some(Fault::Spoiled));
+    driver.breaks(0);
+    drop((model, driven));
 }
 
 #[test]

@@ -265,7 +265,7 @@ impl Model for Network {
             match kernels::values::on_device(values) {
                 None => own.place(0, values.bytes()),
                 Some(from) if own.is_on_host() => {
-                    own.receive(from).map_err(|error| failed("load", &error))?
+                    own.receive(from).map_err(|error| failed("load", &error))?;
                 }
                 Some(from) => own.place_part(0, from, 0..from.size()),
             }
