@@ -132,10 +132,14 @@ fn a_worker_without_a_device_says_what_is_missing_at_once() {
             );
         }
     }
-    // Driver and device are there, but no engine that computes on them.
+    if !cfg!(feature = "torch") && kernels::device::compiler().is_ok() {
+        return skipped(Lacks::Machine, "the loader knows an NVRTC: its absence was not tested");
+    }
+    // Driver and device are there, but nothing that computes on them.
+    let missing = if cfg!(feature = "torch") { "libtorch" } else { "no NVRTC: " };
     for command in computing("cuda:0", out.path()) {
         let said = refused(command, &[path]);
-        assert!(said.contains("device cuda:0: ") && said.contains("libtorch"), "{said}");
+        assert!(said.contains("device cuda:0: ") && said.contains(missing), "{said}");
     }
 }
 
@@ -154,6 +158,31 @@ fn a_run_without_a_device_uses_the_cpu_and_says_so_once() {
     assert!(output.status.success(), "{said}");
     let expected = "computing on the CPU: no CUDA device: the driver shows none";
     assert_eq!(said.matches(expected).count(), 1, "{said}");
+}
+
+#[test]
+#[cfg(not(feature = "torch"))]
+fn a_run_whose_engine_is_not_made_for_devices_leaves_them_alone_and_says_so_once() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no engine could use a device");
+    }
+    let driver = Driver::new();
+    let out = tempfile::tempdir().unwrap();
+    let run = |name: &str, arguments: &[&str]| {
+        let mut run = harness::ebb(["run", "--set", "epochs=1", "--out"]);
+        run.arg(out.path().join(name)).arg(root().join("examples/digits/job.toml")).args(arguments);
+        let output = run.env("LD_LIBRARY_PATH", driver.path()).output().unwrap();
+        let said = text(&output);
+        assert!(output.status.success(), "{said}");
+        said
+    };
+    let expected = "computing on the CPU: this program has no libtorch, and the kernels of its own engine";
+    let said = run("auto", &[]);
+    assert_eq!(said.matches(expected).count(), 1, "{said}");
+    let said = run("named", &["--device", "cuda:0"]);
+    assert!(!said.contains("computing on the CPU"), "{said}");
+    let [auto, named] = ["auto", "named"].map(|name| summary(&out.path().join(name))["model_sha256"].clone());
+    assert_eq!(auto, named);
 }
 
 #[test]
