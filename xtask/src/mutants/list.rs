@@ -551,6 +551,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Lib("kernels", "cuda"),
     },
     Mutant {
+        what: "a product on a device adds the records in another order than its twin",
+        file: "kernels/src/cuda/dense.cu",
+        find: "for (u64 record = 0; record < records; ++record) {\n            sum = sum + slope",
+        replace: "for (u64 record = records; record-- > 0;) {\n            sum = sum + slope",
+        test: Test::Lib("kernels", "cuda"),
+    },
+    Mutant {
+        what: "a device that has failed for good counts as one that is full",
+        file: "model/src/fault.rs",
+        find: "says(&FULL) && !has_failed",
+        replace: "says(&FULL)",
+        test: Test::Lib("model", "fault"),
+    },
+    Mutant {
         what: "kernels for devices may fuse a product and a sum",
         file: "kernels/src/cuda/compiler.rs",
         find: "--fmad=false",
