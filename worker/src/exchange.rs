@@ -176,6 +176,11 @@ impl Partitions {
         Self { progress: progress.clone(), ..self }
     }
 
+    /// These partitions, whose calls are not repeated after a failure.
+    pub(crate) fn once(self) -> Self {
+        Self { limits: LimitsSpec { pull_attempts_max: 0, ..self.limits }, ..self }
+    }
+
     /// Sends the values of `target` to every partition. Nodes of a step travel in the type that the
     /// job exchanges, version 0 does not.
     ///

@@ -26,6 +26,7 @@ mod reporter;
 mod task_loop;
 mod tokenizers;
 mod trainer;
+mod training_weights;
 mod work;
 mod worst;
 

@@ -6,6 +6,7 @@
 //! still learns where it hangs.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::pb::{self, Phase};
@@ -18,6 +19,8 @@ pub(crate) struct Progress {
     /// Last progress of the worker. A lease that waits for its turn makes progress whenever the
     /// worker does.
     worker: Activity,
+    /// Whether the lease waits for the place. `None`: the lease is where the place is.
+    waited: Option<Arc<AtomicBool>>,
 }
 
 /// Time of a worker's last progress.
@@ -48,7 +51,13 @@ impl Default for Activity {
 impl Progress {
     /// Returns the progress of a new lease of a worker.
     pub(crate) fn of(worker: &Activity) -> Self {
-        Self { place: Arc::default(), worker: worker.clone() }
+        Self { place: Arc::default(), worker: worker.clone(), waited: None }
+    }
+
+    /// Returns the handle of a place that works beside the lease. What it says is lost until
+    /// `waited` is set, so that it never hides a place that hangs.
+    pub(crate) fn beside(&self, waited: Arc<AtomicBool>) -> Self {
+        Self { waited: Some(waited), ..self.clone() }
     }
 
     /// Enters another phase. `what` names its object: a file, a ps, records.
@@ -74,7 +83,7 @@ impl Progress {
     pub(crate) fn refused(&self, what: impl Into<String>) -> bool {
         let what = what.into();
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        if place.computed {
+        if place.computed && self.is_waited() {
             (place.phase, place.what, place.advanced) = (Phase::WaitingForRoom, what, Instant::now());
         }
         place.computed
@@ -85,7 +94,14 @@ impl Progress {
         self.edit(|_| {});
     }
 
+    fn is_waited(&self) -> bool {
+        self.waited.as_ref().is_none_or(|waited| waited.load(Ordering::Relaxed))
+    }
+
     fn edit(&self, edit: impl FnOnce(&mut Place)) {
+        if !self.is_waited() {
+            return;
+        }
         let now = Instant::now();
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         edit(&mut place);
@@ -156,6 +172,26 @@ mod tests {
         assert_eq!((computes.refused("ps"), sends.refused("ps")), (false, true));
         assert_eq!(said(&sends), (Phase::WaitingForRoom, 0));
         assert_eq!((said(&computes), said(&waits)), ((Phase::Computing, 7000), (Phase::Queued, 7000)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_beside_a_lease_says_nothing_until_the_lease_waits_for_it() {
+        let worker = Activity::default();
+        let (computes, waits) = (Progress::of(&worker), Progress::of(&worker));
+        computes.enter(Phase::Computing, "microbatch 3");
+        let waited = Arc::<AtomicBool>::default();
+        let beside = computes.beside(waited.clone());
+        tokio::time::advance(Duration::from_secs(7)).await;
+        beside.enter(Phase::Retrying, "ps");
+        beside.advance();
+        assert_eq!((said(&computes), said(&waits)), ((Phase::Computing, 7000), (Phase::Queued, 7000)));
+        waited.store(true, Ordering::Relaxed);
+        beside.advance();
+        assert_eq!((said(&computes), said(&waits)), ((Phase::Computing, 0), (Phase::Queued, 0)));
+        computes.computed();
+        waited.store(false, Ordering::Relaxed);
+        beside.refused("ps");
+        assert_eq!(said(&computes).0, Phase::Pushing);
     }
 
     #[test]

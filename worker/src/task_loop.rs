@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use data::Batch;
@@ -25,8 +26,8 @@ use model::weights::Weights;
 use net::channel::{Dialer, MESSAGE_BYTES_MAX, Purpose};
 use net::failover::Failover;
 use net::session::Session;
-use proto::ids::{Era, IncarnationId, JobId, LeaseId, MicrobatchId, Step, Version};
-use proto::parameters::{Target, Want};
+use proto::ids::{IncarnationId, LeaseId, MicrobatchId, Step};
+use proto::parameters::Target;
 use proto::pb::complete_request::Result as Report;
 use proto::pb::{self, Phase};
 use proto::plan::Microbatch;
@@ -48,14 +49,17 @@ use crate::exchange::Connector;
 use crate::fetcher::{Fetcher, Unable};
 use crate::held::Held;
 use crate::in_flight::InFlight;
-use crate::job::Job;
 use crate::master_client::MasterClient;
 use crate::metrics::Metrics;
 use crate::other_tasks;
 use crate::predict;
 use crate::reporter::Reporter;
-use crate::trainer::{self, Piece, Sum};
+use crate::trainer::{Piece, Sum};
+use crate::training_weights::{self, Next, TrainingWeights, Wanted};
 use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};
+
+#[cfg(test)]
+mod tests;
 
 /// Time between two reports that a lease waits for room.
 const SAID: Duration = Duration::from_secs(1);
@@ -166,7 +170,7 @@ pub async fn run(
         arrivals,
         unable,
         ready,
-        cache: None,
+        weights: TrainingWeights::default(),
         in_flight,
         finishers,
         metrics,
@@ -267,8 +271,7 @@ struct TaskLoop {
     /// Leases that found the device lost.
     unable: mpsc::UnboundedReceiver<Unable>,
     ready: BTreeMap<Urgency, Work>,
-    /// The newest weights for training, with the job, its era and the version that was wanted.
-    cache: Option<(JobId, Era, Version, Weights)>,
+    weights: TrainingWeights,
     /// Pushes in flight, which bound the gradients in memory.
     in_flight: InFlight,
     finishers: JoinSet<Result<()>>,
@@ -442,14 +445,23 @@ impl TaskLoop {
         shutdown: &CancellationToken,
     ) -> Result<ControlFlow<Ended, Option<Weights>>> {
         let (job, metrics) = (&train.job, self.metrics.clone());
-        let want = trainer::want(job.consistency, step);
-        if let Some(weights) = self.cached(job, train.era, want) {
+        let wanted = Wanted::of(job, train.era, step);
+        if let Some(weights) = self.weights.current(wanted) {
             return Ok(ControlFlow::Continue(Some(weights)));
         }
         lease.progress.enter(Phase::Pulling, format!("the weights of step {step}"));
         let client = job.placed()?.ps.at(train.era).saying(&lease.progress).counting(metrics.clone());
         let _timer = metrics.pull_nanos.time();
-        let pull = client.pull_rounded(want).instrument(part!("pull", "client", lease.span, step));
+        let ahead = self.weights.take_ahead(wanted);
+        let pull = async {
+            if let Some(ahead) = ahead
+                && let Some(pulled) = ahead.pulled().await
+            {
+                return Ok(pulled);
+            }
+            let pull = client.pull_rounded(wanted.want());
+            pull.instrument(part!("pull", "client", lease.span, step)).await
+        };
         tokio::pin!(pull);
         let pulled = loop {
             tokio::select! {
@@ -479,10 +491,41 @@ impl TaskLoop {
                 }
             }
         };
-        if let (Want::Exact(version), Some(weights)) = (want, &pulled) {
-            self.cache = Some((job.id, train.era, version, weights.clone()));
+        if let Some(weights) = &pulled {
+            self.weights.keep(wanted, weights);
         }
         Ok(ControlFlow::Continue(pulled))
+    }
+
+    /// Begins to pull the weights of the next piece while `step` is computed, if they may exist by
+    /// then.
+    fn pull_ahead(&mut self, lease: &Lease, train: &Train, step: Step, shutdown: &CancellationToken) {
+        if self.weights.pulls_ahead(&self.held) {
+            return;
+        }
+        let ready = self.ready.values().filter(|work| self.held.has(work.lease.id));
+        let Some(next) = training_weights::next((lease, train), step, ready) else { return };
+        // The piece itself says what is wrong.
+        let Ok(placed) = train.job.placed() else { return };
+        let Next { lease, step, wanted } = next;
+        let (id, waited, ahead) = (lease.id, Arc::<AtomicBool>::default(), true);
+        tracing::debug!(lease = %id, %step, "pulling weights ahead");
+        let progress = lease.progress.beside(waited.clone());
+        let client = placed.ps.at(train.era).once().saying(&progress).counting(self.metrics.clone());
+        let (held, shutdown) = (self.held.clone(), shutdown.clone());
+        let pull = async move {
+            tokio::select! {
+                biased;
+                () = held.lost(id) => None,
+                () = shutdown.cancelled() => None,
+                pulled = client.pull_rounded(wanted.want()) => {
+                    let failed = |reason: &Error| tracing::debug!(%reason, "a pull ahead failed");
+                    pulled.inspect_err(failed).ok()
+                }
+            }
+        };
+        let pull = pull.instrument(part!("pull", "client", lease.span, step, ahead));
+        self.weights.pull_ahead(wanted, id, waited, pull);
     }
 
     /// Computes the microbatches `indices` of a step, and pushes each of their sums that cannot
@@ -512,16 +555,18 @@ impl TaskLoop {
                 Turn::Never => return Ok(Ended::Lost),
                 Turn::Draining => break,
             }
+            self.pull_ahead(lease, train, step, shutdown);
             let waiting = Instant::now();
             let Some((microbatch, batch)) = self.load(lease, train, shutdown).await? else { break };
             let loading = waiting.elapsed();
             train.loading += loading;
             let load_us = loading.as_micros() as u64;
             lease.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
-            let (computing, began) = (self.metrics.compute_nanos.time(), Instant::now());
+            let (metrics, began) = (self.metrics.clone(), Instant::now());
+            let computing = metrics.compute_nanos.time();
             let adding = piece.add(&train.job, weights, microbatch, batch, &lease.progress);
-            let (added, report) =
-                adding.instrument(part!("compute", "internal", lease.span, step, load_us)).await?;
+            let adding = adding.instrument(part!("compute", "internal", lease.span, step, load_us));
+            let (added, report) = self.beside(lease, train, step, shutdown, adding).await?;
             let computing_took = began.elapsed();
             train.computing += computing_took;
             if report.samples > 0 {
@@ -548,6 +593,29 @@ impl TaskLoop {
         Ok(Ended::Advanced)
     }
 
+    /// Waits until a microbatch of `step` is computed. What arrives meanwhile may be the next
+    /// piece.
+    async fn beside<T>(
+        &mut self,
+        lease: &Lease,
+        train: &Train,
+        step: Step,
+        shutdown: &CancellationToken,
+        computing: impl Future<Output = T>,
+    ) -> T {
+        tokio::pin!(computing);
+        loop {
+            tokio::select! {
+                biased;
+                computed = &mut computing => return computed,
+                Some(arrived) = self.arrivals.recv() => {
+                    self.queue(arrived);
+                    self.pull_ahead(lease, train, step, shutdown);
+                }
+            }
+        }
+    }
+
     /// Waits for the records of the next microbatch. `None`: the reader was stopped because the
     /// worker leaves.
     async fn load(
@@ -564,17 +632,6 @@ impl TaskLoop {
             None => {
                 Err(Error::Task { what: "reading".to_owned(), reason: "the reader ended early".to_owned() })
             }
-        }
-    }
-
-    fn cached(&self, job: &Job, era: Era, want: Want) -> Option<Weights> {
-        match (&self.cache, want) {
-            (Some((id, of, version, weights)), Want::Exact(wanted))
-                if (*id, *of, *version) == (job.id, era, wanted) =>
-            {
-                Some(weights.clone())
-            }
-            _ => None,
         }
     }
 
