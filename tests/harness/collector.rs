@@ -41,6 +41,11 @@ pub struct Span {
 }
 
 impl Span {
+    /// Returns whether an attribute is there and true.
+    pub fn is(&self, name: &str) -> bool {
+        matches!(self.attributes.get(name), Some(Value::BoolValue(true)))
+    }
+
     /// Returns an attribute that is a number. Numbers too large for OTLP's signed ones travel as
     /// text.
     pub fn number(&self, name: &str) -> Option<i64> {

@@ -48,16 +48,15 @@ impl Traces {
     }
 }
 
-#[test]
-fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
-    let collector = Collector::start();
+/// Trains the example on so many workers. Returns the spans and the summary.
+fn train(collector: &Collector, workers: usize, settings: &[&str]) -> (Traces, serde_json::Value) {
     // A process sends its remaining spans when it ends. Before that the queue must not overflow.
     let traced =
         [("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url.as_str()), ("OTEL_BSP_SCHEDULE_DELAY", "100")];
     let mut cluster = Cluster::with_environment(&crate::harness::ebb_path(), PS, 0, &traced);
-    (0..2).for_each(|_| cluster.add_worker_with(&traced));
+    (0..workers).for_each(|_| cluster.add_worker_with(&traced));
     let out = cluster.dir.path().join("out");
-    let output = cluster.submit(&root().join("examples/digits/job.toml"), &out, &["--set", "epochs=1"]);
+    let output = cluster.submit(&root().join("examples/digits/job.toml"), &out, settings);
     assert!(output.status.success(), "{}", text(&output));
     // Workers before the processes that they call.
     let Cluster { master, ps, workers, .. } = &mut cluster;
@@ -65,9 +64,15 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
         process.signal("TERM");
         assert!(process.child.wait().unwrap().success(), "{}", process.log());
     }
-    let traces = Traces::new(collector.take());
-    let steps = summary(&out)["steps"].as_u64().unwrap() as usize;
-    let microbatches = summary(&out)["microbatches_applied"].as_u64().unwrap() as usize;
+    (Traces::new(collector.take()), summary(&out))
+}
+
+#[test]
+fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
+    let collector = Collector::start();
+    let (traces, summary) = train(&collector, 2, &["--set", "epochs=1"]);
+    let steps = summary["steps"].as_u64().unwrap() as usize;
+    let microbatches = summary["microbatches_applied"].as_u64().unwrap() as usize;
 
     // Every parent exists, across processes and within them.
     for span in traces.spans.iter().filter(|span| !span.parent.is_empty()) {
@@ -95,7 +100,7 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
     // Each step's weights were pulled and its gradients pushed, below what the worker did.
     for name in ["pull", "push"] {
         let sent: Vec<_> = traces.named("ebb-worker", name).collect();
-        assert!(sent.iter().all(|span| span.kind == SpanKind::Client));
+        assert!(sent.iter().all(|span| span.kind == SpanKind::Client && !span.is("ahead")));
         let whole: BTreeSet<_> = sent.iter().filter_map(|span| span.number("step")).collect();
         assert_eq!(whole, (0..steps as i64).collect(), "{name}");
     }
@@ -131,4 +136,23 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
     println!("{:.1} spans a step", traces.spans.len() as f64 / steps as f64);
     assert_eq!(names, BTreeSet::from(["apply", "compute", "ebb", "job", "lease", "pull", "push", "task"]));
     assert!(collector.reports_of_numbers() >= 4, "each process tells its numbers when it ends");
+}
+
+#[test]
+fn a_pull_ahead_begins_before_an_earlier_step_is_computed() {
+    let collector = Collector::start();
+    let settings = ["--set", "epochs=3", "--set", "consistency.mode=pipelined"];
+    let (traces, _) = train(&collector, 1, &settings);
+    let pulls = traces.named("ebb-worker", "pull").filter(|pull| pull.is("ahead"));
+    let ahead: Vec<_> = pulls.collect();
+    // A worker that is alone has runs of many steps, so it knows the next one.
+    assert!(!ahead.is_empty(), "no pull ran ahead");
+    for pull in ahead {
+        let (step, task) = (pull.number("step").unwrap(), traces.parent(pull).unwrap());
+        assert!(pull.kind == SpanKind::Client && task.name == "task", "{task:?}");
+        let computed = traces.named("ebb-worker", "compute");
+        let before = computed.filter(|compute| compute.number("step") == Some(step - 1));
+        let computed_ns = before.map(|compute| compute.end_ns).max().unwrap();
+        assert!(pull.begin_ns <= computed_ns, "{pull:?} after {computed_ns}");
+    }
 }
