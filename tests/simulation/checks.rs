@@ -172,6 +172,9 @@ impl<S: Subscriber> Layer<S> for Watch {
             match metadata.target() {
                 "ebbflow::checks" => state.on_ps(&facts),
                 "ps::partitions" => state.on_partitions(&facts),
+                "worker::task_loop" if facts.message == "pulling weights ahead" => {
+                    *state.counts.entry("pulls ahead".to_owned()).or_default() += 1;
+                }
                 target if target.starts_with("master::") => state.on_master(&facts),
                 _ => {}
             }

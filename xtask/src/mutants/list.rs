@@ -432,6 +432,20 @@ pub(super) const MUTANTS: &[Mutant] = &[
         test: Test::Lib("master", "scheduler"),
     },
     Mutant {
+        what: "weights of another version are taken from a pull ahead",
+        file: "worker/src/training_weights.rs",
+        find: "if ahead.wanted == wanted {",
+        replace: "if true {",
+        test: Test::Lib("worker", "task_loop"),
+    },
+    Mutant {
+        what: "a pull ahead hides a computation that hangs",
+        file: "worker/src/progress.rs",
+        find: "        if !self.is_waited() {\n            return;\n        }\n",
+        replace: "",
+        test: Test::Lib("worker", "task_loop"),
+    },
+    Mutant {
         what: "heartbeats name a lease only when its turn has come",
         file: "worker/src/fetcher.rs",
         find: "held.insert(incarnation, lease);",
