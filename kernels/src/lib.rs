@@ -53,3 +53,4 @@ pub use optimizer::{Optimizer, Update};
 pub use storage::{Operand, Slot, Storage};
 #[cfg(not(feature = "cuda"))]
 pub use unopened::{Opened, Part};
+pub use update::{Gradient, Measurement, Pass};

@@ -168,10 +168,10 @@ impl Optimizer {
             Rule::Sgd { weight_decay } => (weight_decay, Prepared::Sgd(Sgd { learning_rate })),
             Rule::Momentum { momentum, dampening, nesterov, weight_decay } => {
                 let momentum = Momentum {
-                    first: step == 0,
+                    first: u32::from(step == 0),
                     momentum: momentum as f32,
                     undamped: (1.0 - dampening) as f32,
-                    nesterov,
+                    nesterov: u32::from(nesterov),
                     learning_rate,
                 };
                 (weight_decay, Prepared::Momentum(momentum))

@@ -207,6 +207,30 @@ impl Storage {
         Ok(())
     }
 
+    /// Copies the values of storage to memory of the host, as [`receive`](Self::receive) does, for
+    /// each pair of a target and its source. For sources on one device the host waits once.
+    ///
+    /// # Panics
+    /// The panics of [`receive`](Self::receive).
+    ///
+    /// # Errors
+    /// The errors of [`receive`](Self::receive).
+    pub fn receive_all<'a>(pairs: Vec<(&'a mut Self, &'a Self)>) -> Result<(), Error> {
+        #[cfg(feature = "cuda")]
+        let mut on_device = Vec::new();
+        for (to, from) in pairs {
+            #[cfg(feature = "cuda")]
+            if let Memory::Device(buffer) = &from.memory {
+                on_device.push((buffer, to.host_mut()));
+                continue;
+            }
+            to.receive(from)?;
+        }
+        #[cfg(feature = "cuda")]
+        Buffer::read_all(on_device)?;
+        Ok(())
+    }
+
     /// Copies bytes of other storage, from the byte `begin` on, over the first bytes of this one on
     /// the host. They are there when this returns.
     ///

@@ -1,11 +1,64 @@
-//! What an update does to storage: it measures a chunk, and makes the next weights of it.
+//! What an update does to storage: it measures chunks, and makes the next weights of them.
+
+use proto::tensor::DType;
 
 use crate::cpu;
 #[cfg(feature = "cuda")]
 use crate::cuda::update;
+use crate::merge::Merge;
 use crate::norm::Squares;
 use crate::optimizer::Update;
+use crate::parallel;
 use crate::storage::{Operand, Slot, Storage};
+
+/// The gradient of one chunk: the sum over the samples of a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Gradient<'a> {
+    /// The sum.
+    Sum(Operand<'a>),
+    /// The sum of these two is the gradient. It is made on the way, and nowhere written to memory.
+    Halves(Operand<'a>, Operand<'a>),
+}
+
+/// What a step reads and writes of one chunk. All storage and the gradient have one length.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    /// The update, with the norms that it needs.
+    pub update: Update,
+    /// The weights before the step.
+    pub weights: &'a Storage,
+    /// The gradient.
+    pub gradient: Gradient<'a>,
+    /// The slots, in the order of [`Optimizer::slot_names`](crate::Optimizer::slot_names).
+    pub slots: Vec<Slot<'a>>,
+    /// The weights after the step. What they hold before does not matter.
+    pub next: &'a mut Storage,
+}
+
+/// What the norms of a step read of one chunk. All storage and the gradient have one length.
+#[derive(Debug)]
+pub struct Measurement<'a> {
+    /// The update, which lacks norms.
+    pub update: Update,
+    /// The weights before the step.
+    pub weights: &'a Storage,
+    /// The gradient.
+    pub gradient: Gradient<'a>,
+    /// The slots before the step.
+    pub slots: Vec<&'a Storage>,
+}
+
+impl<'a> Gradient<'a> {
+    /// Returns the operands that are added up.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn operands(self) -> impl Iterator<Item = Operand<'a>> {
+        let (left, right) = match self {
+            Self::Sum(sum) => (sum, None),
+            Self::Halves(left, right) => (left, Some(right)),
+        };
+        std::iter::once(left).chain(right)
+    }
+}
 
 impl Update {
     /// Returns what one chunk contributes to the norms. Nothing is changed; repeating it gives the
@@ -21,10 +74,30 @@ impl Update {
     ) -> Squares {
         #[cfg(feature = "cuda")]
         if weights.on_any_device().is_some() {
-            return update::measure(self, weights, gradient, slots);
+            let (gradient, slots) = (Gradient::Sum(gradient), slots.into_iter().collect());
+            let measured = update::measure_all([Measurement { update: *self, weights, gradient, slots }]);
+            return measured[0];
         }
         let slots: Vec<_> = slots.into_iter().map(Storage::floats).collect();
         cpu::measure(self, weights.floats(), &gradient.host(), &slots)
+    }
+
+    /// Returns what each of many chunks contributes to the norms, in their order. On the host so
+    /// many threads share them. On a device all chunks are one launch, and the host waits once.
+    ///
+    /// # Panics
+    /// The panics of [`measure`](Self::measure), and if some chunks lie on the host and some on a
+    /// device.
+    pub fn measure_all(threads: usize, chunks: Vec<Measurement<'_>>) -> Vec<Squares> {
+        #[cfg(feature = "cuda")]
+        if chunks.first().is_some_and(|first| first.weights.on_any_device().is_some()) {
+            return update::measure_all(chunks);
+        }
+        let mut squares = vec![Squares::default(); chunks.len()];
+        parallel::for_each(threads, chunks.into_iter().zip(&mut squares), |(chunk, squares)| {
+            *squares = chunk.measured();
+        });
+        squares
     }
 
     /// Applies the step to one chunk, in one pass over memory.
@@ -45,7 +118,8 @@ impl Update {
     ) {
         #[cfg(feature = "cuda")]
         if next.on_any_device().is_some() {
-            return update::apply(self, weights, (gradient, None), slots, next);
+            let (gradient, slots) = (Gradient::Sum(gradient), slots.into_iter().collect());
+            return update::apply_all([Pass { update: *self, weights, gradient, slots, next }]);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
         cpu::apply_bytes(self, weights.floats(), &gradient.host(), slots, next.floats_mut());
@@ -66,18 +140,57 @@ impl Update {
     ) {
         #[cfg(feature = "cuda")]
         if next.on_any_device().is_some() {
-            return update::apply(self, weights, (left, Some(right)), slots, next);
+            let (gradient, slots) = (Gradient::Halves(left, right), slots.into_iter().collect());
+            return update::apply_all([Pass { update: *self, weights, gradient, slots, next }]);
         }
         let slots = slots.into_iter().map(Slot::host).collect();
         let (left, right) = (left.host(), right.host());
         cpu::apply_halves(self, weights.floats(), (&left, &right), slots, next.floats_mut());
+    }
+
+    /// Applies a step to many chunks, each with its update. On the host so many threads share
+    /// them. On a device all chunks are one launch.
+    ///
+    /// # Panics
+    /// The panics of [`apply`](Self::apply), and if some chunks lie on the host and some on a
+    /// device.
+    pub fn apply_all(threads: usize, chunks: Vec<Pass<'_>>) {
+        #[cfg(feature = "cuda")]
+        if chunks.first().is_some_and(|first| first.next.on_any_device().is_some()) {
+            return update::apply_all(chunks);
+        }
+        parallel::for_each(threads, chunks.into_iter(), Pass::apply);
+    }
+}
+
+impl Pass<'_> {
+    fn apply(self) {
+        let Self { update, weights, gradient, slots, next } = self;
+        match gradient {
+            Gradient::Sum(sum) => update.apply(weights, sum, slots, next),
+            Gradient::Halves(left, right) => update.apply_halves(weights, (left, right), slots, next),
+        }
+    }
+}
+
+impl Measurement<'_> {
+    fn measured(self) -> Squares {
+        let Self { update, weights, gradient, slots } = self;
+        match gradient {
+            Gradient::Sum(sum) => update.measure(weights, sum, slots),
+            Gradient::Halves(left, right) => {
+                let mut sum = Storage::zeros(DType::F32, weights.len());
+                sum.merge_of(left, right, Merge::root(DType::F32));
+                update.measure(weights, Operand::Stored(&sum), slots)
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use proto::optimizer::{OptimizerKind, OptimizerSpec};
-    use proto::tensor::{DType, Values};
+    use proto::tensor::Values;
 
     use super::*;
     use crate::Optimizer;

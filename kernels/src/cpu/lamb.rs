@@ -18,6 +18,8 @@ use super::mean::{Mean, interpolate};
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub(crate) struct Lamb {
+    /// First, so that no bytes lie between the scalars, which travel to devices.
+    learning_rate: f64,
     weight_decay: f32,
     /// `1 - betas[0]`.
     average_share: f32,
@@ -29,7 +31,6 @@ pub(crate) struct Lamb {
     /// `1 - betas[1]^t`.
     square_correction: f32,
     eps: f32,
-    learning_rate: f64,
     /// `learning_rate * |w| / |u|`.
     step_size: f32,
 }

@@ -72,10 +72,10 @@ static __device__ inline float interpolate(float start, float end, float share) 
     return end - (end - start) * (1.0f - share);
 }
 
-// What one pass of a rule reads and writes: chunks of `length` values. The gradient is `left`, or
-// the sum of `left` and `right` if there is a `right`. A slot is read at one place and written at
-// another, which may be the same.
-struct Pass {
+// What a pass reads and writes: memory of `length` values. The gradient is `left`, or the sum of
+// `left` and `right` if there is a `right`. A slot is read at one place and written at another,
+// which may be the same.
+struct Operands {
     u64 length;
     const float* weights;
     const float* left;
@@ -89,21 +89,51 @@ struct Pass {
     }
 };
 
+// Bytes of the rule that has the most scalars.
+#define RULE_BYTES 40
+
+// What a rule does to one chunk. A launch has a table of passes, in memory of the device.
 template <class Rule>
-static __device__ inline void apply(const Rule& rule, const Mean& mean, const Pass& pass) {
-    for (EACH(at, pass.length)) {
-        float slots[SLOTS_MAX];
-        for (int slot = 0; slot < Rule::SLOTS; ++slot) {
-            slots[slot] = pass.from[slot][at];
+struct Pass {
+    Operands operands;
+    union {
+        Rule rule;
+        u64 room[RULE_BYTES / 8];
+    };
+    Mean mean;
+    u32 unused;
+};
+
+// Values of a chunk that a block works on at a time.
+#define TILE 2048
+
+// Applies a rule to `count` chunks, the longest of which has `tiles` tiles.
+template <class Rule>
+static __device__ inline void apply(const Pass<Rule>* passes, u32 count, u32 tiles) {
+    static_assert(sizeof(Pass<Rule>) == 144, "the table of launch.rs");
+    for (u64 turn = blockIdx.x; turn < (u64)count * tiles; turn += gridDim.x) {
+        const Pass<Rule>& pass = passes[turn / tiles];
+        const Operands operands = pass.operands;
+        const Rule rule = pass.rule;
+        const Mean mean = pass.mean;
+        const u64 begin = turn % tiles * TILE;
+        const u64 end = operands.length < begin + TILE ? operands.length : begin + TILE;
+        for (u64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
+            float slots[SLOTS_MAX];
+            for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+                slots[slot] = operands.from[slot][at];
+            }
+            const float next = rule.update(mean, operands.weights[at], operands.gradient(at), slots);
+            for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+                operands.to[slot][at] = slots[slot];
+            }
+            operands.next[at] = next;
         }
-        const float next = rule.update(mean, pass.weights[at], pass.gradient(at), slots);
-        for (int slot = 0; slot < Rule::SLOTS; ++slot) {
-            pass.to[slot][at] = slots[slot];
-        }
-        pass.next[at] = next;
     }
 }
 
 // The kernel NAME of a rule.
 #define RULE(NAME, ...) \
-    extern "C" __global__ void NAME(__VA_ARGS__ rule, Mean mean, Pass pass) { apply(rule, mean, pass); }
+    extern "C" __global__ void NAME(const Pass<__VA_ARGS__>* passes, u32 count, u32 tiles) { \
+        apply(passes, count, tiles); \
+    }

@@ -431,16 +431,33 @@ impl Device {
     ///
     /// # Safety
     /// There are so many bytes, and they have been written.
-    pub(super) unsafe fn download(&self, Address(from): Address, to: &mut [u8]) -> Result<(), Error> {
-        if to.is_empty() {
+    pub(super) unsafe fn download(&self, from: Address, to: &mut [u8]) -> Result<(), Error> {
+        // SAFETY: the caller's promise.
+        unsafe { self.download_all([(from, to)]) }
+    }
+
+    /// Copies values from several places to memory of the host, after all operations so far. The
+    /// host waits once.
+    ///
+    /// # Safety
+    /// There are so many bytes at each place, and they have been written.
+    pub(super) unsafe fn download_all<'a>(
+        &self,
+        pairs: impl IntoIterator<Item = (Address, &'a mut [u8])>,
+    ) -> Result<(), Error> {
+        let mut pairs = pairs.into_iter().filter(|(_, to)| !to.is_empty()).peekable();
+        if pairs.peek().is_none() {
             return Ok(());
         }
         self.works()?;
         let copied = self.compute.record_event(None).and_then(|written| {
             self.downloads.wait(&written)?;
-            // SAFETY: the caller's promise, and the host waits for the copy.
-            unsafe { result::memcpy_dtoh_async(to, from, self.downloads.cu_stream()) }?;
-            self.downloads.synchronize()
+            let queued = pairs.try_for_each(|(Address(from), to)| {
+                // SAFETY: the caller's promise, and the host waits for the copy.
+                unsafe { result::memcpy_dtoh_async(to, from, self.downloads.cu_stream()) }
+            });
+            // Also after a failure: the copies before it write to the caller's memory.
+            self.downloads.synchronize().and(queued)
         });
         copied.map_err(|error| self.failed("send values", error))
     }

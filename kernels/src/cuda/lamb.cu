@@ -2,6 +2,8 @@
 // Twin of cpu/lamb.rs.
 struct Lamb {
     enum { SLOTS = 2 };
+    // Only the host uses it.
+    double learning_rate;
     float weight_decay;
     float average_share;
     float average_correction;
@@ -9,8 +11,6 @@ struct Lamb {
     float square_share;
     float square_correction;
     float eps;
-    // Only the host uses it.
-    double learning_rate;
     float step_size;
 
     __device__ float direction(const Mean& mean, float weight, float gradient, float* slots) const {

@@ -10,6 +10,7 @@ use std::ptr;
 use proto::wire::WireType;
 
 use crate::cpu::dispatch::SUMS;
+use crate::cpu::mean::Mean;
 use crate::optimizer::{Prepared, Update};
 
 /// Slots of the rule that has the most: `SLOTS_MAX` of `common.cuh`.
@@ -60,6 +61,12 @@ const THREADS: u32 = 256;
 /// Blocks of a launch at most. Threads of a longer chunk work on several elements each.
 const BLOCKS_MAX: u64 = 4096;
 
+/// Elements of a chunk that a block of an update works on at a time: `TILE` of `common.cuh`.
+const TILE: u64 = 2048;
+
+/// Blocks of a launch that a device takes.
+const GRID_MAX: u64 = i32::MAX as u64;
+
 /// Takes launches and runs them in their order.
 pub(crate) trait Queue {
     /// What a launch may fail with.
@@ -94,10 +101,10 @@ pub(crate) struct Shape {
 #[repr(transparent)]
 pub(crate) struct Address(pub(crate) u64);
 
-/// What one pass of a rule reads and writes: `Pass` of `common.cuh`.
+/// What a pass reads and writes: `Operands` of `common.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
-pub(crate) struct Pass {
+pub(crate) struct Operands {
     /// Number of elements.
     pub(crate) length: u64,
     pub(crate) weights: Address,
@@ -109,6 +116,60 @@ pub(crate) struct Pass {
     pub(crate) from: [Address; SLOTS_MAX],
     pub(crate) to: [Address; SLOTS_MAX],
     pub(crate) next: Address,
+}
+
+/// What a rule does to one chunk: `Pass` of `common.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[repr(C)]
+pub(crate) struct Pass {
+    pub(crate) operands: Operands,
+    rule: Scalars,
+    mean: Mean,
+    unused: u32,
+}
+
+impl Operands {
+    /// Returns operands of so many elements that lie nowhere yet.
+    pub(crate) const fn of(length: usize) -> Self {
+        let (nowhere, slots) = (Address::NOWHERE, [Address::NOWHERE; SLOTS_MAX]);
+        let (weights, left, right, next) = (nowhere, nowhere, nowhere, nowhere);
+        Self { length: length as u64, weights, left, right, from: slots, to: slots, next }
+    }
+}
+
+/// The scalars of a rule, as they lie in its struct. Zeros follow.
+pub(crate) type Scalars = [u32; 10];
+
+const _: () = assert!(size_of::<Pass>() == 144, "the table of common.cuh");
+
+// SAFETY: integers and floats, and no bytes between them: the sizes add up.
+unsafe impl bytemuck::NoUninit for Pass {}
+
+impl Pass {
+    /// Returns the pass of an update, which may lack norms.
+    pub(crate) fn new(update: &Update, operands: Operands) -> Self {
+        let (.., rule) = update.rule.kernel();
+        Self { operands, rule, mean: update.mean, unused: 0 }
+    }
+}
+
+/// Passes in memory of the queue's device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Table {
+    address: Address,
+    /// Number of passes.
+    count: u32,
+    /// Elements of the longest chunk.
+    longest: u64,
+}
+
+impl Table {
+    /// Returns the table of passes that have been copied to an address.
+    pub(crate) fn new(passes: &[Pass], address: Address) -> Self {
+        let longest = passes.iter().map(|pass| pass.operands.length).max().unwrap_or(0);
+        let count = u32::try_from(passes.len());
+        Self { address, count: count.unwrap_or_else(|_| panic!("{} chunks", passes.len())), longest }
+    }
 }
 
 impl Address {
@@ -126,22 +187,37 @@ impl Shape {
 
 impl Prepared {
     /// Returns the kernel of the rule, its number of slots, and the scalars that it takes.
-    pub(crate) fn kernel(&self) -> (&'static str, usize, *const c_void) {
+    pub(crate) fn kernel(&self) -> (&'static str, usize, Scalars) {
         match self {
-            Self::Sgd(rule) => ("sgd", 0, ptr::from_ref(rule).cast()),
-            Self::Momentum(rule) => ("momentum", 1, ptr::from_ref(rule).cast()),
-            Self::Adam(rule) => ("adam", 2, ptr::from_ref(rule).cast()),
-            Self::Amsgrad(rule) => ("amsgrad", 3, ptr::from_ref(rule).cast()),
-            Self::Adagrad(rule) => ("adagrad", 1, ptr::from_ref(rule).cast()),
-            Self::Rmsprop(rule) => ("rmsprop", 1, ptr::from_ref(rule).cast()),
-            Self::RmspropMoving(rule) => ("rmsprop_moving", 2, ptr::from_ref(rule).cast()),
-            Self::RmspropCentered(rule) => ("rmsprop_centered", 2, ptr::from_ref(rule).cast()),
-            Self::RmspropCenteredMoving(rule) => ("rmsprop_centered_moving", 3, ptr::from_ref(rule).cast()),
-            Self::Adadelta(rule) => ("adadelta", 2, ptr::from_ref(rule).cast()),
-            Self::Ftrl(rule) => ("ftrl", 2, ptr::from_ref(rule).cast()),
-            Self::Lamb(rule) => ("lamb", 2, ptr::from_ref(rule).cast()),
+            Self::Sgd(rule) => ("sgd", 0, scalars(rule)),
+            Self::Momentum(rule) => ("momentum", 1, scalars(rule)),
+            Self::Adam(rule) => ("adam", 2, scalars(rule)),
+            Self::Amsgrad(rule) => ("amsgrad", 3, scalars(rule)),
+            Self::Adagrad(rule) => ("adagrad", 1, scalars(rule)),
+            Self::Rmsprop(rule) => ("rmsprop", 1, scalars(rule)),
+            Self::RmspropMoving(rule) => ("rmsprop_moving", 2, scalars(rule)),
+            Self::RmspropCentered(rule) => ("rmsprop_centered", 2, scalars(rule)),
+            Self::RmspropCenteredMoving(rule) => ("rmsprop_centered_moving", 3, scalars(rule)),
+            Self::Adadelta(rule) => ("adadelta", 2, scalars(rule)),
+            Self::Ftrl(rule) => ("ftrl", 2, scalars(rule)),
+            Self::Lamb(rule) => ("lamb", 2, scalars(rule)),
         }
     }
+}
+
+/// Returns the scalars of a rule.
+fn scalars<Rule: Copy>(rule: &Rule) -> Scalars {
+    const { assert!(size_of::<Rule>() <= size_of::<Scalars>(), "RULE_BYTES of common.cuh") }
+    let mut scalars = Scalars::default();
+    // SAFETY: there is room for the rule. It is numbers without bytes between them.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            ptr::from_ref(rule).cast::<u8>(),
+            scalars.as_mut_ptr().cast(),
+            size_of::<Rule>(),
+        )
+    };
+    scalars
 }
 
 /// Addresses of values, as a driver takes arguments. It only reads them.
@@ -149,52 +225,53 @@ macro_rules! arguments {
     ($($value:expr),*) => { &mut [$(ptr::from_ref(&$value).cast::<c_void>().cast_mut()),*] };
 }
 
-/// Applies a step to one chunk.
+/// Applies a step to the chunks of a table, whose updates have the rule of `update`.
 ///
 /// # Errors
 /// The queue did not take it.
 ///
 /// # Safety
-/// See [`Queue::launch`].
-pub(crate) unsafe fn apply<Q: Queue>(queue: &Q, update: &Update, pass: &Pass) -> Result<(), Q::Error> {
-    let Some(shape) = Shape::of(pass.length) else { return Ok(()) };
-    let (kernel, _, scalars) = update.rule.kernel();
-    let [mean, pass] = arguments![update.mean, *pass];
-    // SAFETY: the rule's own scalars; the caller's promise.
-    unsafe { queue.launch(kernel, shape, &mut [scalars.cast_mut(), *mean, *pass]) }
+/// See [`Queue::launch`], for all addresses in the table too.
+pub(crate) unsafe fn apply<Q: Queue>(queue: &Q, update: &Update, table: &Table) -> Result<(), Q::Error> {
+    let tiles = u32::try_from(table.longest.div_ceil(TILE)).expect("a chunk has fewer tiles");
+    let blocks = (u64::from(table.count) * u64::from(tiles)).min(GRID_MAX) as u32;
+    if blocks == 0 {
+        return Ok(());
+    }
+    let (kernel, ..) = update.rule.kernel();
+    let shape = Shape { blocks, threads: THREADS };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch(kernel, shape, arguments![table.address, table.count, tiles]) }
 }
 
-/// Writes what one chunk contributes to the norms: 16 sums of squares, or twice as many for a rule
-/// that needs two norms. [`squares_of`](crate::cpu::squares_of) adds them.
+/// Writes what each chunk of a table contributes to the norms: 16 sums of squares, or twice as many
+/// for a rule that needs two norms. [`squares_of`](crate::cpu::squares_of) adds them.
 ///
 /// # Errors
 /// The queue did not take it.
 ///
 /// # Safety
-/// See [`Queue::launch`]. `sums` has room for [`SUMS_MAX`] values.
+/// See [`Queue::launch`], for all addresses in the table too. `sums` has room for [`SUMS_MAX`]
+/// values of each chunk.
 pub(crate) unsafe fn measure<Q: Queue>(
     queue: &Q,
     update: &Update,
-    pass: &Pass,
+    table: &Table,
     sums: Address,
 ) -> Result<(), Q::Error> {
-    let shape = Shape { blocks: 1, threads: SUMS as u32 };
-    // SAFETY: the kernels' own parameters; the caller's promise.
-    unsafe {
-        match &update.rule {
-            Prepared::Lamb(rule) => {
-                let arguments = arguments![*rule, update.mean, *pass, sums];
-                queue.launch("squares_of_direction", shape, arguments)
-            }
-            _ => {
-                let arguments = arguments![update.mean.scale, pass.left, pass.length, sums];
-                queue.launch("squares", shape, arguments)
-            }
-        }
+    if table.count == 0 {
+        return Ok(());
     }
+    let kernel = match &update.rule {
+        Prepared::Lamb(_) => "squares_of_direction",
+        _ => "squares",
+    };
+    let shape = Shape { blocks: table.count, threads: SUMS as u32 };
+    // SAFETY: the kernels' own parameters; the caller's promise.
+    unsafe { queue.launch(kernel, shape, arguments![table.address, table.count, sums]) }
 }
 
-/// Number of f64 values that [`measure`] writes at most.
+/// Number of f64 values that [`measure`] has room for beside each chunk.
 pub(crate) const SUMS_MAX: usize = 2 * SUMS;
 
 /// Adds two nodes of the reduction tree, rounded to a type. The sum may lie where one of them lies.

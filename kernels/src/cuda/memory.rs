@@ -185,6 +185,30 @@ impl Buffer {
         self.device.check()
     }
 
+    /// Copies the bytes of several buffers to memory of the host. The host waits once for each run
+    /// of buffers of one device.
+    ///
+    /// # Panics
+    /// If there is memory for more or fewer bytes of a buffer.
+    ///
+    /// # Errors
+    /// The errors of [`read`](Self::read).
+    pub(crate) fn read_all<'a>(pairs: Vec<(&'a Self, &'a mut [u8])>) -> Result<(), Error> {
+        let fits = |(buffer, values): &(&Self, &mut [u8])| values.len() == buffer.bytes;
+        assert!(pairs.iter().all(fits), "memory for other bytes");
+        let mut pairs = pairs.into_iter().peekable();
+        while let Some((first, _)) = pairs.peek() {
+            let device = first.device.clone();
+            let run = std::iter::from_fn(|| pairs.next_if(|(next, _)| Arc::ptr_eq(&next.device, &device)));
+            let run = run.map(|(buffer, values)| (buffer.address, values));
+            // SAFETY: the buffers have so many bytes, which are zeros at first.
+            let copied = unsafe { device.download_all(run) };
+            device.note(copied);
+            device.check()?;
+        }
+        Ok(())
+    }
+
     /// Gives every f32 one value.
     pub(crate) fn fill(&mut self, value: f32) {
         let length = self.len(DType::F32);

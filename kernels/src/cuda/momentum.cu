@@ -2,10 +2,10 @@
 // Twin of cpu/momentum.rs.
 struct Momentum {
     enum { SLOTS = 1 };
-    bool first;
+    u32 first;
     float momentum;
     float undamped;
-    bool nesterov;
+    u32 nesterov;
     float learning_rate;
 
     __device__ float update(const Mean& mean, float weight, float gradient, float* slots) const {

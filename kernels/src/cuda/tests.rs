@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proto::wire::WireType;
 
 use super::host::Host;
-use super::launch::{self, Address, Cast, Pass, SLOTS_MAX, SUMS_MAX, Sizes, Slope};
+use super::launch::{self, Address, Cast, Operands, Pass, SLOTS_MAX, SUMS_MAX, Sizes, Slope, Table};
 use crate::cpu::{self, cast, dense, state, sum};
 use crate::optimizer::tests::{bits, optimizers};
 use crate::optimizer::{Norms, Update};
@@ -41,13 +41,15 @@ fn value() -> impl Strategy<Value = f32> {
     ]
 }
 
-/// Columns of one length, around whole blocks and far from them.
+/// Columns of one length, around whole blocks and tiles and far from them.
 fn columns(count: usize) -> impl Strategy<Value = Vec<Vec<f32>>> {
-    let length = prop_oneof![4 => 0..70_usize, 1 => 250..260_usize, 1 => 500..1200_usize];
+    let length =
+        prop_oneof![8 => 0..70_usize, 2 => 250..260_usize, 2 => 500..1200_usize, 1 => 2040..2060_usize];
     length.prop_flat_map(move |length| vec(vec(value(), length), count))
 }
 
 /// One chunk's operands.
+#[derive(Clone, Debug)]
 struct Chunk {
     weights: Vec<f32>,
     left: Vec<f32>,
@@ -64,18 +66,16 @@ impl Chunk {
         Self { weights, left, right: has_right.then_some(right), slots: columns.collect() }
     }
 
-    /// Returns the pass that reads the chunk and writes nothing.
-    fn pass(&self) -> Pass {
+    /// Returns operands that read the chunk and write nothing.
+    fn operands(&self) -> Operands {
         let slot =
             |number: usize| self.slots.get(number).map_or(Address::NOWHERE, |slot| Host::address(slot));
-        Pass {
-            length: self.weights.len() as u64,
+        Operands {
             weights: Host::address(&self.weights),
             left: Host::address(&self.left),
             right: self.right.as_deref().map_or(Address::NOWHERE, Host::address),
             from: std::array::from_fn(slot),
-            to: [Address::NOWHERE; SLOTS_MAX],
-            next: Address::NOWHERE,
+            ..Operands::of(self.weights.len())
         }
     }
 
@@ -95,28 +95,59 @@ impl Chunk {
         [vec![next], slots].concat().iter().map(|values| bits(values)).collect()
     }
 
-    /// Returns the next weights and slots as bits, by a kernel for devices. Slots move, or stay.
-    fn on_device(&self, device: Host, update: &Update, slots: usize, moves: bool) -> Vec<Vec<u32>> {
-        let mut here = self.slots[..slots].to_vec();
-        let mut there = vec![vec![f32::NAN; self.weights.len()]; slots];
-        let mut next = vec![f32::NAN; self.weights.len()];
-        let mut pass = Pass { next: Host::address_mut(&mut next), ..self.pass() };
+    /// Returns the gradient as one sum.
+    fn gradient(&self) -> Vec<f32> {
+        let mut sum = self.left.clone();
+        self.right.iter().for_each(|right| sum::add_assign(&mut sum, bytemuck::cast_slice(right)));
+        sum
+    }
+}
+
+/// Memory that a kernel for devices works on for one chunk.
+struct Memory {
+    here: Vec<Vec<f32>>,
+    there: Vec<Vec<f32>>,
+    next: Vec<f32>,
+}
+
+/// Returns the next weights and slots of each chunk as bits, by one launch of a kernel for devices.
+/// Slots move, or stay.
+fn on_device(device: Host, chunks: &[(Chunk, Update)], slots: usize, moves: bool) -> Vec<Vec<Vec<u32>>> {
+    let mut memory = Vec::new();
+    let mut passes = Vec::new();
+    for (chunk, update) in chunks {
+        let mut here = chunk.slots[..slots].to_vec();
+        let mut there = vec![vec![f32::NAN; chunk.weights.len()]; slots];
+        let mut next = vec![f32::NAN; chunk.weights.len()];
+        let mut operands = Operands { next: Host::address_mut(&mut next), ..chunk.operands() };
         for (number, (here, there)) in here.iter_mut().zip(&mut there).enumerate() {
-            (pass.from[number], pass.to[number]) = if moves {
+            (operands.from[number], operands.to[number]) = if moves {
                 (Host::address(here), Host::address_mut(there))
             } else {
                 (Host::address_mut(here), Host::address_mut(here))
             };
         }
-        // SAFETY: all columns have one length, and those that are written are borrowed alone.
-        unsafe { launch::apply(&device, update, &pass) }.expect("a kernel");
+        passes.push(Pass::new(update, operands));
+        memory.push(Memory { here, there, next });
+    }
+    let table = Table::new(&passes, Host::address(&passes));
+    // SAFETY: all columns of a chunk have one length, and those that are written belong to it alone.
+    unsafe { launch::apply(&device, &chunks[0].1, &table) }.expect("a kernel");
+    let after = chunks.iter().zip(memory).map(|((chunk, _), Memory { here, there, next })| {
         if moves {
             let read = |slots: &[Vec<f32>]| slots.iter().map(|slot| bits(slot)).collect::<Vec<_>>();
-            assert_eq!(read(&here), read(&self.slots[..slots]), "what is held does not change");
+            assert_eq!(read(&here), read(&chunk.slots[..slots]), "what is held does not change");
         }
         let after = if moves { there } else { here };
         [vec![next], after].concat().iter().map(|values| bits(values)).collect()
-    }
+    });
+    after.collect()
+}
+
+/// Chunks of several lengths.
+fn chunks() -> impl Strategy<Value = Vec<Chunk>> {
+    let chunk = (columns(3 + SLOTS_MAX), any::<bool>());
+    vec(chunk.prop_map(|(columns, has_right)| Chunk::of(columns, has_right)), 1..4)
 }
 
 /// Returns the f64 bits of squares. All NaNs are one.
@@ -129,40 +160,50 @@ const WIRES: [WireType; 3] = [WireType::F32, WireType::Bf16, WireType::F16];
 proptest! {
     #[test]
     fn every_rule_has_the_bits_of_its_twin(
-        columns in columns(3 + SLOTS_MAX), has_right in any::<bool>(), moves in any::<bool>(),
+        chunks in chunks(), moves in any::<bool>(),
         step in 0..50_u64, scale in 0.001_f32..=1.0, clip in 0.1_f32..=1.0, blocks_max in 1..4_u32,
     ) {
-        let chunk = Chunk::of(columns, has_right);
         for optimizer in optimizers() {
-            let prepared = optimizer.prepare(step, scale);
-            let mut update = Update { norms: Norms::Complete, ..prepared };
-            if prepared.needs_norms() {
-                update.mean.clip = clip;
-            }
-            let (_, slots, _) = update.rule.kernel();
+            // Chunks of one launch have scalars of their own.
+            let update = |number: u64| {
+                let prepared = optimizer.prepare(step + number, scale / (number + 1) as f32);
+                let mut update = Update { norms: Norms::Complete, ..prepared };
+                if prepared.needs_norms() {
+                    update.mean.clip = clip;
+                }
+                update
+            };
+            let chunks: Vec<_> = chunks.iter().cloned().zip((0..).map(update)).collect();
+            let (_, slots, _) = chunks[0].1.rule.kernel();
             prop_assert_eq!(slots, optimizer.slots());
-            let expected = chunk.on_host(&update, slots);
-            let found = chunk.on_device(Host::new(blocks_max), &update, slots, moves);
+            let expected: Vec<_> = chunks.iter().map(|(chunk, update)| chunk.on_host(update, slots)).collect();
+            let found = on_device(Host::new(blocks_max), &chunks, slots, moves);
             prop_assert_eq!(found, expected, "{:?}", optimizer);
         }
     }
 
     #[test]
     fn norms_have_the_bits_of_their_twins(
-        columns in columns(3 + SLOTS_MAX), step in 0..50_u64, scale in 0.001_f32..=1.0,
+        chunks in chunks(), step in 0..50_u64, scale in 0.001_f32..=1.0, blocks_max in 1..4_u32,
     ) {
-        let chunk = Chunk::of(columns, false);
         let optimizers = optimizers().into_iter();
         for optimizer in optimizers.filter(|optimizer| optimizer.prepare(0, 1.0).needs_norms()) {
-            let update = optimizer.prepare(step, scale);
-            let slots: Vec<&[f32]> = chunk.slots.iter().take(2).map(Vec::as_slice).collect();
-            let expected = cpu::measure(&update, &chunk.weights, bytemuck::cast_slice(&chunk.left), &slots);
-            let mut sums = [f64::NAN; SUMS_MAX];
-            let to = Host::address_mut(&mut sums);
-            // SAFETY: all columns have one length, and there is room for the sums.
-            unsafe { launch::measure(&Host::new(1), &update, &chunk.pass(), to) }.expect("a kernel");
-            let found = cpu::squares_of(&update, &sums);
-            prop_assert_eq!(square_bits(found), square_bits(expected), "{:?}", optimizer);
+            let updates = (0..).map(|number| optimizer.prepare(step + number, scale / (number + 1) as f32));
+            let (mut expected, mut passes) = (Vec::new(), Vec::new());
+            for (chunk, update) in chunks.iter().zip(updates) {
+                let slots: Vec<&[f32]> = chunk.slots.iter().take(2).map(Vec::as_slice).collect();
+                let gradient = chunk.gradient();
+                let squares = cpu::measure(&update, &chunk.weights, bytemuck::cast_slice(&gradient), &slots);
+                expected.push(square_bits(squares));
+                passes.push(Pass::new(&update, chunk.operands()));
+            }
+            let mut sums = vec![[0.0; SUMS_MAX]; chunks.len()];
+            let (update, to) = (optimizer.prepare(step, scale), Host::address_mut(&mut sums));
+            let table = Table::new(&passes, Host::address(&passes));
+            // SAFETY: all columns of a chunk have one length, and there is room for the sums.
+            unsafe { launch::measure(&Host::new(blocks_max), &update, &table, to) }.expect("a kernel");
+            let found: Vec<_> = sums.iter().map(|sums| square_bits(cpu::squares_of(&update, sums))).collect();
+            prop_assert_eq!(found, expected, "{:?}", optimizer);
         }
     }
 

@@ -5,7 +5,7 @@
 // Fresh memory is 0xCD, and freed memory 0xDD. Only the functions that `kernels` calls are here.
 //
 // Tests tell the driver what to be (`fake_devices`, `fake_version`, `fake_pools`, `fake_break`), and
-// which order to forget (`fake_mutate`).
+// which order to forget (`fake_mutate`). They ask what was called (`fake_count`, `fake_called`).
 //
 // Memory that is exported lies in a file without a name from then on. Its handle names the process
 // and the descriptor, and a process of this user opens the file through `/proc`. So exported memory
@@ -70,6 +70,18 @@ static int BROKEN = SUCCESS;
 static const char* HARM = nullptr;
 // Addresses of freed memory.
 static std::set<Pointer> FREE;
+
+// What a caller asked for since `fake_count`.
+enum Call {
+    // A kernel.
+    LAUNCH,
+    // The host waits for the device.
+    WAIT,
+    // Memory of the device, or page-locked memory of the host.
+    ALLOCATION,
+    CALLS,
+};
+static long CALLED[CALLS];
 
 // An operation that has not run yet.
 struct Operation {
@@ -192,6 +204,8 @@ static const unsigned long long MAGIC = 0x6562626c65697063;
 static std::recursive_mutex LOCK;
 static std::vector<Stream*> STREAMS;
 static std::map<Pointer, Block> MEMORY;
+// Memory whose free has not run yet.
+static std::map<Pointer, Block> LEAVING;
 // Freed memory. It keeps its pattern for a while, so that a late reader finds the pattern.
 static std::deque<std::pair<char*, Block>> FREED;
 static std::size_t FREED_BYTES = 0;
@@ -258,6 +272,18 @@ DRIVER const char* fake_harm() {
 DRIVER long fake_counted(int mutation) {
     LOCKED;
     return COUNTED[mutation];
+}
+
+// Counts calls from 0 again.
+DRIVER void fake_count() {
+    LOCKED;
+    std::fill(CALLED, CALLED + CALLS, 0);
+}
+
+// Returns the number of calls of a kind since then.
+DRIVER long fake_called(int call) {
+    LOCKED;
+    return CALLED[call];
 }
 
 DRIVER Result cuInit(unsigned) { return DEVICES > 0 ? SUCCESS : NO_DEVICE; }
@@ -335,7 +361,11 @@ DRIVER Result cuMemGetInfo_v2(std::size_t* free, std::size_t* total) {
 }
 
 // A real driver has an order between contexts and streams that nothing here relies on.
-DRIVER Result cuCtxSynchronize() { return SUCCESS; }
+DRIVER Result cuCtxSynchronize() {
+    LOCKED;
+    ++CALLED[WAIT];
+    return SUCCESS;
+}
 
 DRIVER Result cuStreamCreate(Stream** stream, unsigned) {
     LOCKED;
@@ -346,6 +376,7 @@ DRIVER Result cuStreamCreate(Stream** stream, unsigned) {
 
 DRIVER Result cuStreamSynchronize(Stream* stream) {
     WORKING;
+    ++CALLED[WAIT];
     if (!stream->waiting.empty() && mutates(JOIN)) {
         stream->abandon();
         return SUCCESS;
@@ -382,6 +413,7 @@ DRIVER Result cuEventRecord(Event* event, Stream* stream) {
 
 DRIVER Result cuEventSynchronize(Event* event) {
     WORKING;
+    ++CALLED[WAIT];
     if (event->stream == nullptr || (event->until > event->stream->ran && mutates(JOIN))) {
         return SUCCESS;
     }
@@ -412,6 +444,7 @@ static char* map(void* at, std::size_t bytes, int file) {
 }
 
 static Result allocate(Pointer* pointer, std::size_t bytes, bool is_mapped) {
+    ++CALLED[ALLOCATION];
     if (bytes == 0) {
         return INVALID_VALUE;
     }
@@ -459,7 +492,9 @@ static Result release(Pointer pointer, std::function<void()>* operation) {
     }
     const Block block = found->second;
     MEMORY.erase(found);
+    LEAVING[pointer] = block;
     *operation = [=] {
+        LEAVING.erase(pointer);
         USED -= block.bytes;
         // A process that has exported memory open finds the pattern too.
         bury(pointer, block);
@@ -632,6 +667,7 @@ DRIVER Result cuMemGetAddressRange_v2(Pointer* base, std::size_t* bytes, Pointer
 // Memory of the host that copies may use late.
 DRIVER Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
     WORKING;
+    ++CALLED[ALLOCATION];
     *memory = std::malloc(bytes);
     return *memory == nullptr ? OUT_OF_MEMORY : SUCCESS;
 }
@@ -655,11 +691,22 @@ DRIVER Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t bytes, 
     return SUCCESS;
 }
 
+// Where the values of uploads that have not run lie, by the address to which they go.
+static std::map<Pointer, const void*> UPLOADS;
+
 // The copy may read the host's memory as late as the stream is waited for, as from pinned memory.
 DRIVER Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes, Stream* stream) {
     WORKING;
-    stream->queue({[=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); },
-                   [=] { std::memset(reinterpret_cast<void*>(to), 0xEE, bytes); }, {to}});
+    UPLOADS[to] = from;
+    const auto copy = [=] {
+        UPLOADS.erase(to);
+        std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+    };
+    const auto abandoned = [=] {
+        UPLOADS.erase(to);
+        std::memset(reinterpret_cast<void*>(to), 0xEE, bytes);
+    };
+    stream->queue({copy, abandoned, {to}});
     return SUCCESS;
 }
 
@@ -702,6 +749,41 @@ DRIVER Result cuModuleGetFunction(const Kernel** function, const std::string* mo
     return *function == nullptr ? NOT_FOUND : SUCCESS;
 }
 
+// The passes of a launch.
+struct Table {
+    Pointer at;
+    unsigned count;
+
+    // Returns the addresses in the table, or what will be in it once its upload has run. A table
+    // that is longer than one upload shows the addresses of its first one.
+    std::vector<Pointer> addresses(bool is_uploaded) const {
+        const auto upload = UPLOADS.find(at);
+        const bool waits = !is_uploaded && upload != UPLOADS.end();
+        const char* passes = static_cast<const char*>(waits ? upload->second : reinterpret_cast<void*>(at));
+        std::vector<Pointer> found;
+        for (unsigned pass = 0; pass < count; ++pass) {
+            // All but the length.
+            Pointer words[sizeof(Operands) / sizeof(Pointer)];
+            std::memcpy(words, passes + pass * sizeof(Pass<NoRule>), sizeof(words));
+            found.insert(found.end(), std::begin(words) + 1, std::end(words));
+        }
+        return found;
+    }
+
+    // Returns whether all addresses lead to memory of the device, or to what was freed a while ago.
+    bool is_legal() const {
+        const auto is_in = [](const std::map<Pointer, Block>& blocks, Pointer word) {
+            const auto after = blocks.upper_bound(word);
+            return after != blocks.begin() && word - std::prev(after)->first < std::prev(after)->second.bytes;
+        };
+        const auto leads = [&](Pointer word) {
+            return word == 0 || is_in(MEMORY, word) || is_in(LEAVING, word) || FREE.count(word) > 0;
+        };
+        const std::vector<Pointer> words = addresses(true);
+        return std::all_of(words.begin(), words.end(), leads);
+    }
+};
+
 // Returns the memory whose addresses are among the arguments.
 static std::vector<Pointer> used_by(const Kernel* kernel, void** arguments) {
     std::vector<Pointer> used;
@@ -721,10 +803,28 @@ static std::vector<Pointer> used_by(const Kernel* kernel, void** arguments) {
 DRIVER Result cuLaunchKernel(const Kernel* kernel, unsigned blocks, unsigned, unsigned, unsigned threads,
                              unsigned, unsigned, unsigned, Stream* stream, void** arguments, void**) {
     WORKING;
+    ++CALLED[LAUNCH];
     if (CURRENT != &CONTEXT || blocks == 0 || threads == 0) {
         return INVALID_VALUE;
     }
-    stream->queue({kernel->launch(blocks, threads, arguments), nullptr, used_by(kernel, arguments), true});
+    std::vector<Pointer> used = used_by(kernel, arguments);
+    std::function<void()> run = kernel->launch(blocks, threads, arguments);
+    if (kernel->has_table) {
+        const Table table = {*static_cast<Pointer*>(arguments[0]), *static_cast<unsigned*>(arguments[1])};
+        for (Pointer word : table.addresses(false)) {
+            if (MEMORY.count(word) > 0) {
+                used.push_back(word);
+            }
+        }
+        run = [launch = std::move(run), table] {
+            if (table.is_legal()) {
+                launch();
+            } else {
+                HARM = "a kernel found no table of passes";
+            }
+        };
+    }
+    stream->queue({std::move(run), nullptr, std::move(used), true});
     return SUCCESS;
 }
 

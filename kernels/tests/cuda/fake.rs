@@ -31,6 +31,17 @@ pub enum Mutation {
     Late,
 }
 
+/// A call of the driver, as it counts them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// A kernel is launched.
+    Launch,
+    /// The host waits for the device.
+    Wait,
+    /// Memory of the device, or page-locked memory of the host, is allocated.
+    Allocation,
+}
+
 impl Driver {
     /// Builds the driver and loads it, once in a process. cudarc finds it by its name from then on.
     pub fn load() -> &'static Self {
@@ -85,6 +96,18 @@ impl Driver {
     pub fn counted(&self, mutation: Mutation) -> c_long {
         // SAFETY: the type of the function in `driver.cpp`.
         unsafe { self.function::<unsafe extern "C" fn(c_int) -> c_long>(c"fake_counted")(mutation as c_int) }
+    }
+
+    /// Counts calls from 0 again.
+    pub fn count(&self) {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe { self.function::<unsafe extern "C" fn()>(c"fake_count")() }
+    }
+
+    /// Returns the number of calls of a kind since then.
+    pub fn called(&self, call: Call) -> c_long {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe { self.function::<unsafe extern "C" fn(c_int) -> c_long>(c"fake_called")(call as c_int) }
     }
 
     /// Returns what this process did since the last call of `mutate` that no driver allows.

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #define __global__
@@ -86,15 +87,27 @@ struct Launch<KERNEL> {
     }
 };
 
+// Whether a kernel's first parameter is a table of passes, and the second one their number.
+template <class First>
+struct IsTable : std::false_type {};
+template <class Rule>
+struct IsTable<const Pass<Rule>*> : std::true_type {};
+template <class First, class... Rest>
+constexpr bool has_table(void (*)(First, Rest...)) {
+    return IsTable<First>::value;
+}
+
 struct Kernel {
     const char* name;
     std::function<void()> (*launch)(unsigned blocks, unsigned threads, void** arguments);
     // Bytes of each parameter.
     const std::size_t* sizes;
     std::size_t parameters;
+    bool has_table;
 };
 
-#define KERNEL(NAME) {#NAME, Launch<NAME>::of, Launch<NAME>::SIZES.data(), Launch<NAME>::SIZES.size()},
+#define KERNEL(NAME) \
+    {#NAME, Launch<NAME>::of, Launch<NAME>::SIZES.data(), Launch<NAME>::SIZES.size(), has_table(NAME)},
 static const Kernel KERNELS[] = {EACH_KERNEL(KERNEL)};
 
 // Returns the kernel of a name, or null.

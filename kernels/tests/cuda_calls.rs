@@ -1,0 +1,185 @@
+//! A step on a device makes as many launches, waits and allocations for many chunks as for one.
+//!
+//! The driver of `tests/cuda/driver.cpp` counts them.
+
+use kernels::{Device, Error, Gradient, Measurement, Operand, Optimizer, Pass, Slot, Storage, Update};
+use proto::ids::ChunkId;
+use proto::optimizer::{OptimizerKind, OptimizerSpec};
+use proto::placement::Layout;
+use proto::tensor::{DType, TensorSpec};
+
+use self::fake::{Call, Driver};
+
+#[path = "cuda/fake.rs"]
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of devices")]
+mod fake;
+#[path = "cuda/library.rs"]
+#[allow(unreachable_pub, reason = "shared with the tests of the library")]
+mod library;
+#[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
+#[path = "../../tests/harness/skip.rs"]
+mod skip;
+
+/// Launches, waits and allocations.
+type Calls = [i64; 3];
+
+/// A model whose tensors have a chunk each, all of other lengths.
+struct Model {
+    layout: Layout,
+    chunks: Vec<Chunk>,
+}
+
+struct Chunk {
+    weights: Storage,
+    left: Storage,
+    right: Storage,
+    slots: Vec<Storage>,
+    next: Storage,
+}
+
+/// One test, because the driver counts the calls of all threads.
+#[test]
+fn a_step_makes_as_many_calls_for_many_chunks_as_for_one() {
+    library::load_nvrtc();
+    let driver = Driver::load();
+    let device = match Device::cuda(0, None) {
+        Ok(device) => device,
+        Err(Error::NoCompiler) => {
+            return skip::skipped(skip::Lacks::Package, "no NVRTC: no call was counted");
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let clipped = OptimizerSpec { clip_norm: Some(0.5), ..OptimizerSpec::new(OptimizerKind::Momentum, 0.1) };
+    let others = [OptimizerKind::Adam, OptimizerKind::Lamb].map(|kind| OptimizerSpec::new(kind, 0.1));
+    for spec in others.into_iter().chain([clipped]) {
+        let optimizer = Optimizer::new(&spec, 10).expect("valid");
+        for halves in [false, true] {
+            // The first steps on a device allocate its page-locked memory.
+            let calls = [4, 1, 37].map(|chunks| step(driver, &device, &optimizer, chunks, halves));
+            // Each launch has a table. Its copy to the device waits until a piece of page-locked
+            // memory is free. The host waits for norms, and for the end.
+            let needs_norms = optimizer.prepare(0, 1.0).needs_norms();
+            let expected = if needs_norms { [2, 4, 3] } else { [1, 2, 1] };
+            assert_eq!(calls[1..], [expected; 2], "{spec:?}, halves: {halves}");
+        }
+    }
+    a_read_waits_once_for_many_chunks(driver, &device);
+}
+
+/// Makes a step of a model on the device, and of an equal one on the host chunk by chunk. Compares
+/// the bits. Returns the calls of the driver for the update.
+fn step(driver: &Driver, device: &Device, optimizer: &Optimizer, chunks: usize, halves: bool) -> Calls {
+    let mut here = Model::new(&Device::default(), optimizer, chunks);
+    let mut there = Model::new(device, optimizer, chunks);
+    device.settle().expect("nothing failed");
+    driver.count();
+    let update = optimizer.prepare(1, 0.3);
+    let updates = there.updates(&update, |chunks| Update::measure_all(3, chunks.collect()), halves);
+    let passes = there.chunks.iter_mut().zip(updates).map(|(chunk, update)| chunk.pass(update, halves));
+    Update::apply_all(3, passes.collect());
+    device.settle().expect("nothing failed");
+    let calls = [Call::Launch, Call::Wait, Call::Allocation].map(|call| driver.called(call));
+
+    let updates = here.updates(&update, |chunks| chunks.map(alone).collect(), halves);
+    for (chunk, update) in here.chunks.iter_mut().zip(updates) {
+        let Pass { update, weights, gradient, slots, next } = chunk.pass(update, halves);
+        match gradient {
+            Gradient::Sum(sum) => update.apply(weights, sum, slots, next),
+            Gradient::Halves(left, right) => update.apply_halves(weights, (left, right), slots, next),
+        }
+    }
+    for (here, there) in here.chunks.iter().zip(&there.chunks) {
+        let values = |chunk: &Chunk| -> Vec<_> {
+            let slots = chunk.slots.iter().map(|slot| slot.bytes().into_owned());
+            slots.chain([chunk.next.bytes().into_owned()]).collect()
+        };
+        assert!(values(here) == values(there), "{optimizer:?}, {chunks} chunks, halves: {halves}");
+    }
+    calls
+}
+
+/// Measures one chunk on the host, with a sum that is made before.
+fn alone(chunk: Measurement<'_>) -> kernels::Squares {
+    let Measurement { update, weights, gradient, slots } = chunk;
+    match gradient {
+        Gradient::Sum(sum) => update.measure(weights, sum, slots),
+        Gradient::Halves(left, right) => {
+            let mut sum = Storage::zeros(DType::F32, weights.len());
+            sum.merge_of(left, right, kernels::Merge::root(DType::F32));
+            update.measure(weights, Operand::Stored(&sum), slots)
+        }
+    }
+}
+
+impl Model {
+    fn new(device: &Device, optimizer: &Optimizer, chunks: usize) -> Self {
+        let lengths = (0..chunks).map(|number| 3 + number + 700 * (number % 4));
+        let tensors = lengths.clone().map(|length| TensorSpec::parameter(format!("w{length}"), [length]));
+        let layout = Layout::new(tensors.collect(), 1).expect("a model");
+        let chunks = lengths.map(|length| {
+            let values = |seed: f32| {
+                let values: Vec<f32> = (0..length).map(|at| (at as f32 * 0.3 + seed).sin()).collect();
+                let mut storage = device.zeros(DType::F32, length).expect("memory");
+                storage.write(Operand::Payload(bytemuck::cast_slice(&values)));
+                storage
+            };
+            let slot = |_| {
+                let mut slot = device.zeros(DType::F32, length).expect("memory");
+                slot.fill(0.25);
+                slot
+            };
+            let slots = (0..optimizer.slots()).map(slot).collect();
+            Chunk { weights: values(1.0), left: values(2.0), right: values(3.0), slots, next: values(4.0) }
+        });
+        Self { layout, chunks: chunks.collect() }
+    }
+
+    /// Returns the update of each chunk, with norms over the model if it needs them.
+    fn updates(
+        &self,
+        update: &Update,
+        measure: impl FnOnce(&mut dyn Iterator<Item = Measurement<'_>>) -> Vec<kernels::Squares>,
+        halves: bool,
+    ) -> Vec<Update> {
+        if !update.needs_norms() {
+            return vec![*update; self.chunks.len()];
+        }
+        let squares = measure(&mut self.chunks.iter().map(|chunk| chunk.measurement(*update, halves)));
+        let ids: Vec<_> = (0..self.chunks.len() as u32).map(ChunkId).collect();
+        let squares: Vec<_> = ids.iter().copied().zip(squares).collect();
+        update.with_norms(&self.layout, &squares, &ids)
+    }
+}
+
+impl Chunk {
+    fn measurement(&self, update: Update, halves: bool) -> Measurement<'_> {
+        let gradient = gradient(&self.left, &self.right, halves);
+        Measurement { update, weights: &self.weights, gradient, slots: self.slots.iter().collect() }
+    }
+
+    fn pass(&mut self, update: Update, halves: bool) -> Pass<'_> {
+        let gradient = gradient(&self.left, &self.right, halves);
+        let slots = self.slots.iter_mut().map(Slot::InPlace).collect();
+        Pass { update, weights: &self.weights, gradient, slots, next: &mut self.next }
+    }
+}
+
+fn gradient<'a>(left: &'a Storage, right: &'a Storage, halves: bool) -> Gradient<'a> {
+    let (left, right) = (Operand::Stored(left), Operand::Stored(right));
+    if halves { Gradient::Halves(left, right) } else { Gradient::Sum(left) }
+}
+
+/// A pull reads all chunks of a version.
+fn a_read_waits_once_for_many_chunks(driver: &Driver, device: &Device) {
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 10).expect("valid");
+    for chunks in [1, 37] {
+        let model = Model::new(device, &optimizer, chunks);
+        let mut read: Vec<_> =
+            model.chunks.iter().map(|chunk| Storage::zeros(DType::F32, chunk.weights.len())).collect();
+        driver.count();
+        let pairs = read.iter_mut().zip(&model.chunks).map(|(to, chunk)| (to, &chunk.weights));
+        Storage::receive_all(pairs.collect()).expect("nothing failed");
+        assert_eq!([Call::Launch, Call::Wait, Call::Allocation].map(|call| driver.called(call)), [0, 1, 0]);
+        assert!(read.iter().zip(&model.chunks).all(|(read, chunk)| read.bytes() == chunk.weights.bytes()));
+    }
+}
