@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kernels::{Merge, Operand, Optimizer, Slot, Squares, Update};
+use kernels::{Gradient, Measurement, Merge, Operand, Optimizer, Pass, Slot, Squares, Update};
 use proto::tensor::{DType, TensorRole};
 use proto::wire::WireType;
 
@@ -127,6 +127,14 @@ impl Total {
         }
     }
 
+    /// Returns the values, for an operation that adds halves up in its own pass.
+    fn gradient(&self) -> Gradient<'_> {
+        match self {
+            Self::Sum(sum) => Gradient::Sum(sum.values()),
+            Self::Halves(left, right) => Gradient::Halves(left.values(), right.values()),
+        }
+    }
+
     /// Returns the values, as one sum.
     fn into_sum(mut self, dtype: DType, pool: &Pool) -> Sum {
         self.add_up(dtype, pool);
@@ -183,28 +191,69 @@ impl Slots {
         Some(update.measure(weights, sum.values(), self.values.iter().map(|slot| &***slot)))
     }
 
+    /// Returns what a device reads of the chunk for the norms of a step; only parameters have any.
+    pub fn measurement<'a>(
+        &'a self,
+        update: Update,
+        weights: &'a Buffer,
+        total: &'a Total,
+    ) -> Option<Measurement<'a>> {
+        let slots = self.values.iter().map(|slot| &***slot).collect();
+        let gradient = total.gradient();
+        self.has_rule().then_some(Measurement { update, weights, gradient, slots })
+    }
+
+    /// Returns whether an update rule makes the next weights. Only parameters have one.
+    pub fn has_rule(&self) -> bool {
+        self.role == TensorRole::Parameter
+    }
+
+    /// Returns memory for the next values of each slot that others hold.
+    pub fn room(&mut self, pool: &Pool) -> Vec<Option<Buffer>> {
+        self.values.iter_mut().map(|slot| room_beside(slot, pool)).collect()
+    }
+
+    /// Returns what a device reads and writes of the chunk when a step is applied to it. Slots that
+    /// others hold move to their [`room`](Self::room).
+    ///
+    /// # Panics
+    /// If the chunk has no update rule.
+    pub fn pass<'a>(
+        &'a mut self,
+        update: Update,
+        weights: &'a Buffer,
+        total: &'a Total,
+        room: &'a mut [Option<Buffer>],
+        next: &'a mut Buffer,
+    ) -> Pass<'a> {
+        assert!(self.has_rule(), "an update rule for {:?}", self.role);
+        let slots = given(&mut self.values, room).collect();
+        Pass { update, weights, gradient: total.gradient(), slots, next }
+    }
+
+    /// Keeps the slots that have moved.
+    pub fn keep(&mut self, moved: Vec<Option<Buffer>>) {
+        for (slot, moved) in self.values.iter_mut().zip(moved) {
+            if let Some(moved) = moved {
+                *slot = Arc::new(moved);
+            }
+        }
+    }
+
     /// Applies a step to the chunk: from `weights` and the step's `total` to `next`, whose content
     /// before does not matter.
     pub fn advance(&mut self, step: &Advance<'_>, weights: &Buffer, total: Total, next: &mut Buffer) {
         match self.role {
             TensorRole::Parameter => {
-                let mut moved: Vec<_> =
-                    self.values.iter_mut().map(|slot| room_beside(slot, step.pool)).collect();
-                let slots = self.values.iter_mut().zip(&mut moved).map(|(slot, moved)| match moved {
-                    Some(to) => Slot::Moved { from: &***slot, to: &mut **to },
-                    None => Slot::InPlace(&mut **Arc::get_mut(slot).expect("nobody else holds it")),
-                });
+                let mut moved = self.room(step.pool);
+                let slots = given(&mut self.values, &mut moved);
                 match total {
                     Total::Sum(sum) => step.update.apply(weights, sum.values(), slots, next),
                     Total::Halves(left, right) => {
                         step.update.apply_halves(weights, (left.values(), right.values()), slots, next);
                     }
                 }
-                for (slot, moved) in self.values.iter_mut().zip(moved) {
-                    if let Some(moved) = moved {
-                        *slot = Arc::new(moved);
-                    }
-                }
+                self.keep(moved);
             }
             TensorRole::State => {
                 let sum = total.into_sum(DType::F32, step.pool);
@@ -218,6 +267,14 @@ impl Slots {
             }
         }
     }
+}
+
+/// Returns the slots of a chunk as an update takes them. Those that have `room` move there.
+fn given<'a>(slots: &'a mut [Arc<Buffer>], room: &'a mut [Option<Buffer>]) -> impl Iterator<Item = Slot<'a>> {
+    slots.iter_mut().zip(room).map(|(slot, room)| match room {
+        Some(to) => Slot::Moved { from: &***slot, to: &mut **to },
+        None => Slot::InPlace(&mut **Arc::get_mut(slot).expect("nobody else holds it")),
+    })
 }
 
 /// Returns memory for the next values of a slot, if others hold its current values.

@@ -259,13 +259,27 @@ impl Buffer {
         if self.is_on_host() {
             return Ok(Storage::share(self.clone()));
         }
-        let mut kept = self.copy();
-        let copy = match &*kept {
-            Some(copy) => copy.clone(),
-            None => kept.insert(Arc::new(self.copied()?)).clone(),
+        Self::view_all(std::slice::from_ref(self)).map(|mut views| views.remove(0))
+    }
+
+    /// Returns the values of the chunks of a version, each as [`view`](Self::view) does. The device
+    /// is waited for once.
+    ///
+    /// # Errors
+    /// The values lie on a device that failed.
+    pub fn view_all(version: &[Arc<Self>]) -> Result<Vec<Bytes>, Error> {
+        // Other callers take the locks in this order too.
+        let mut kept: Vec<_> = version.iter().map(|buffer| buffer.copy()).collect();
+        let lacks = |(buffer, kept): (&Arc<Self>, _)| Self::lacks_copy(buffer, kept).then(|| buffer.clone());
+        let lacking: Vec<_> = version.iter().zip(kept.iter().map(|kept| &**kept)).filter_map(lacks).collect();
+        let mut copies = Self::copied(&lacking)?.into_iter();
+        let view = |(buffer, kept): (&Arc<Self>, &mut MutexGuard<'_, Option<Arc<Self>>>)| {
+            if Self::lacks_copy(buffer, kept) {
+                **kept = copies.next();
+            }
+            Storage::share(kept.as_ref().unwrap_or(buffer).clone())
         };
-        drop(kept);
-        Ok(Storage::share(copy))
+        Ok(version.iter().zip(&mut kept).map(view).collect())
     }
 
     /// Returns a buffer with the values on the host: this one, or a copy if it lies on a device.
@@ -273,11 +287,29 @@ impl Buffer {
     /// # Errors
     /// The values lie on a device that failed.
     pub(crate) fn on_host(self: &Arc<Self>) -> Result<Arc<Self>, Error> {
-        if self.is_on_host() {
-            return Ok(self.clone());
-        }
-        let kept = self.copy().clone();
-        kept.map_or_else(|| self.copied().map(Arc::new), Ok)
+        Self::on_host_all(std::slice::from_ref(self)).map(|mut buffers| buffers.remove(0))
+    }
+
+    /// Returns buffers with the values on the host, each as [`on_host`](Self::on_host) does. The
+    /// device is waited for once.
+    ///
+    /// # Errors
+    /// The values lie on a device that failed.
+    pub(crate) fn on_host_all(buffers: &[Arc<Self>]) -> Result<Vec<Arc<Self>>, Error> {
+        let kept: Vec<_> = buffers.iter().map(|buffer| buffer.copy().clone()).collect();
+        let lacks = |(buffer, kept): (&Arc<Self>, _)| Self::lacks_copy(buffer, kept).then(|| buffer.clone());
+        let lacking: Vec<_> = buffers.iter().zip(&kept).filter_map(lacks).collect();
+        let mut copies = Self::copied(&lacking)?.into_iter();
+        let on_host = |(buffer, kept): (&Arc<Self>, Option<Arc<Self>>)| {
+            let copy = if Self::lacks_copy(buffer, &kept) { copies.next() } else { kept };
+            copy.unwrap_or_else(|| buffer.clone())
+        };
+        Ok(buffers.iter().zip(kept).map(on_host).collect())
+    }
+
+    /// Returns whether a buffer lies on a device and has no copy on the host.
+    fn lacks_copy(&self, kept: &Option<Arc<Self>>) -> bool {
+        kept.is_none() && !self.is_on_host()
     }
 
     /// Returns what readers of the values hold: the buffer, or its copy on the host.
@@ -285,12 +317,17 @@ impl Buffer {
         Arc::downgrade(self.copy().as_ref().unwrap_or(self))
     }
 
-    fn copied(&self) -> Result<Self, Error> {
-        let Kind { dtype, len, .. } = self.kind;
-        let lies = self.pool.shared_or(Lies::Staging, dtype, len);
-        let mut copy = self.pool.clone().take(Kind { dtype, len, lies });
-        copy.receive(self)?;
-        Ok(copy)
+    /// Copies buffers from their device to the host. The device is waited for once.
+    fn copied(buffers: &[Arc<Self>]) -> Result<Vec<Arc<Self>>, Error> {
+        let room = |buffer: &Arc<Self>| {
+            let Kind { dtype, len, .. } = buffer.kind;
+            let lies = buffer.pool.shared_or(Lies::Staging, dtype, len);
+            buffer.pool.clone().take(Kind { dtype, len, lies })
+        };
+        let mut copies: Vec<_> = buffers.iter().map(room).collect();
+        let pairs = copies.iter_mut().zip(buffers).map(|(copy, of)| (&mut **copy, &***of));
+        Storage::receive_all(pairs.collect())?;
+        Ok(copies.into_iter().map(Arc::new).collect())
     }
 
     fn copy(&self) -> MutexGuard<'_, Option<Arc<Self>>> {

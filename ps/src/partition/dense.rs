@@ -257,10 +257,16 @@ impl Dense {
     /// # Errors
     /// The version lies on a device that failed.
     pub(super) fn share(&self, weights: &Weights) -> Result<Vec<Chunk>, kernels::Error> {
-        let chunk = |(&id, buffer): (&ChunkId, &Arc<Buffer>)| {
-            Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: buffer.view()?.into() })
+        let chunk = |(&id, values): (&ChunkId, Bytes)| {
+            let role = self.layout.tensor_of(id).role;
+            Chunk { id, role, values: values.into() }
         };
-        self.members().iter().zip(weights.iter()).map(chunk).collect()
+        if self.is_on_device() {
+            let views = Buffer::view_all(weights)?;
+            return Ok(self.members().iter().zip(views).map(chunk).collect());
+        }
+        let chunks = self.members().iter().zip(weights.iter());
+        chunks.map(|(id, buffer)| Ok(chunk((id, buffer.view()?)))).collect()
     }
 
     /// Returns the chunks of a version where they lie on the device. `None`: they do not.
@@ -299,11 +305,17 @@ impl Dense {
         updates.of_chunks(&self.layout, self.members())
     }
 
-    /// Returns what this partition contributes to the norms of a step. Halves of `totals` are added
-    /// up; weights and slots are left as they are.
+    /// Returns what this partition contributes to the norms of a step. On the host halves of
+    /// `totals` are added up; weights and slots are left as they are.
     pub(super) fn measure(&self, updates: &Updates, weights: &Weights, totals: &mut Totals) -> Measured {
         let slots = self.slots();
         let updates = self.of_chunks(updates);
+        if self.is_on_device() {
+            let chunks = slots.iter().zip(weights.iter()).zip(&*totals).zip(updates);
+            let chunks = chunks
+                .filter_map(|(((slots, weights), total), update)| slots.measurement(update, weights, total));
+            return Update::measure_all(1, chunks.collect()).into();
+        }
         let mut squares = vec![None; slots.len()];
         let chunks = slots.iter().zip(weights.iter()).zip(totals).zip(updates).zip(&mut squares);
         parallel::for_each(self.threads, chunks, |((((slots, weights), total), update), squares)| {
@@ -338,6 +350,9 @@ impl Dense {
         weights: &Weights,
         totals: Totals,
     ) -> Weights {
+        if self.is_on_device() {
+            return self.advance_on_device(updates, microbatches, weights, totals);
+        }
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots();
         let chunks = slots.iter_mut().zip(weights.iter()).zip(totals).zip(&mut next).zip(updates);
@@ -352,12 +367,39 @@ impl Dense {
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
     }
 
+    /// Applies a step as [`advance`](Self::advance) does, with one launch for all parameters.
+    fn advance_on_device(
+        &self,
+        updates: ChunkUpdates,
+        microbatches: u32,
+        weights: &Weights,
+        totals: Totals,
+    ) -> Weights {
+        let take = |weights: &Arc<Buffer>| self.pool.take(Use::Weights, weights.dtype(), weights.len());
+        let mut next: Vec<_> = weights.iter().map(take).collect();
+        let mut slots = self.slots();
+        let mut rooms: Vec<_> = slots.iter_mut().map(|slots| slots.room(&self.pool)).collect();
+        let mut passes = Vec::with_capacity(next.len());
+        let chunks = slots.iter_mut().zip(&mut rooms).zip(weights.iter()).zip(&totals).zip(&mut next);
+        for (((((slots, room), weights), total), next), update) in chunks.zip(updates) {
+            if slots.has_rule() {
+                passes.push(slots.pass(update, weights, total, room, next));
+            } else {
+                let advance = Advance { update, microbatches, pool: &self.pool };
+                slots.advance(&advance, weights, total.clone(), next);
+            }
+        }
+        Update::apply_all(1, passes);
+        slots.iter_mut().zip(rooms).for_each(|(slots, moved)| slots.keep(moved));
+        next.into_iter().map(Arc::new).collect()
+    }
+
     /// Returns a version with its values on the host. Those that lie on a device are copied.
     ///
     /// # Errors
     /// The device failed.
     pub(super) fn on_host(weights: &Weights) -> Result<Weights, kernels::Error> {
-        weights.iter().map(Buffer::on_host).collect()
+        Buffer::on_host_all(weights).map(Weights::from)
     }
 
     /// Returns weights of the next version that are equal to those of one version: the step has no
