@@ -1,17 +1,18 @@
-//! CUDA device 0 beside one core of the host: an update of many chunks, and copies both ways.
+//! CUDA device 0: updates and norms of 1 Gi parameters beside a copy within the device. Then the
+//! device beside one core of the host: an update of fewer chunks, and copies both ways.
 //!
 //! Each line is a name, a value and a unit, with tabs between them. `cargo xtask gpu` puts them
 //! into its report. Without a device it says why, and that is no failure. With the argument
 //! `--bench`, which cargo gives, it measures; otherwise it shows that it works.
 //!
-//! An update by adam moves 28 bytes for each parameter (`optimizers.rs` has the sum). So it cannot
-//! be faster than the memory of the device: 28 bytes at 3.35 TB/s, as NVIDIA states for an H100,
-//! are 120 billion parameters a second.
+//! The limit of an update is the memory of the device. A copy within the device is the peer: its
+//! bytes count twice, as they are read and written. A ratio divides bytes per second by bytes per
+//! second of the copy that runs right after it. `docs/performance.md` has the bytes and the limit.
 
 use std::hint::black_box;
 use std::time::Instant;
 
-use kernels::{Device, Operand, Optimizer, Slot, Storage};
+use kernels::{Device, Gradient, Measurement, Operand, Optimizer, Pass, Slot, Storage, Update};
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::tensor::DType;
 
@@ -24,6 +25,13 @@ const CHUNK_BYTES: f64 = (LEN * 4) as f64;
 /// Bytes that adam moves for each byte of weights.
 const ADAM: f64 = 7.0;
 
+/// Chunks of 1 Gi parameters.
+const CHUNKS_MAX: usize = 4096;
+
+/// Chunks that a device holds for each chunk of the model: weights, two halves of the gradient, two
+/// slots, the next weights, and both sides of a copy.
+const HELD: usize = 8;
+
 /// Chunks at a time, and how often they are measured.
 struct Size {
     chunks: usize,
@@ -33,18 +41,21 @@ struct Size {
 /// One part of a model, as a ps holds it.
 struct Chunk {
     weights: Storage,
-    gradient: Storage,
+    halves: [Storage; 2],
     slots: Vec<Storage>,
     next: Storage,
 }
 
 fn main() {
     let measures = std::env::args().any(|argument| argument == "--bench");
-    let size = if measures { Size { chunks: 256, rounds: 9 } } else { Size { chunks: 2, rounds: 1 } };
     let device = match Device::cuda(0, None) {
         Ok(device) => device,
         Err(reason) => return println!("no device is measured: {reason}"),
     };
+    let chunks = if measures { chunks_that_fit(&device) } else { 2 };
+    at_memory_speed(&device, &Size { chunks, rounds: if measures { 9 } else { 1 } });
+
+    let size = if measures { Size { chunks: 256, rounds: 9 } } else { Size { chunks: 2, rounds: 1 } };
     for (place, device) in [("device", &device), ("one core", &Device::default())] {
         let gib = |bytes: f64, seconds: f64| bytes / seconds / f64::from(1_u32 << 30);
         let bytes = size.chunks as f64 * CHUNK_BYTES;
@@ -58,19 +69,99 @@ fn main() {
     }
 }
 
-/// Returns the median of the seconds of a round. The first round does not count.
+/// Returns how many chunks of a model fit on the device, of [`CHUNKS_MAX`].
+fn chunks_that_fit(device: &Device) -> usize {
+    let (free, _) = device.memory().expect("the driver says it").expect("it is no host");
+    // The driver and the tables of launches need some.
+    let room = free / 8 * 7;
+    (room as usize / (HELD * LEN * 4)).clamp(1, CHUNKS_MAX)
+}
+
+/// Prints the speed of updates and norms of a whole model, each beside a copy.
+fn at_memory_speed(device: &Device, size: &Size) {
+    let optimizer = |kind| Optimizer::new(&OptimizerSpec::new(kind, 1e-3), 1000).expect("valid");
+    let clipped = OptimizerSpec { clip_norm: Some(1.0), ..OptimizerSpec::new(OptimizerKind::Adam, 1e-3) };
+    let clipped = Optimizer::new(&clipped, 1000).expect("valid");
+    let (adam, lamb) = (optimizer(OptimizerKind::Adam), optimizer(OptimizerKind::Lamb));
+    let mut chunks: Vec<_> = (0..size.chunks).map(|_| Chunk::new(device, &adam)).collect();
+    let large = || device.zeros(DType::F32, size.chunks * LEN).expect("the device has room for a copy");
+    let mut copy = (large(), large());
+    settle(device);
+
+    let mut print = |name: &str, bytes_for_each: f64, act: &mut dyn FnMut(&mut [Chunk])| {
+        let bytes = size.chunks as f64 * CHUNK_BYTES;
+        let mut rounds: Vec<[f64; 3]> = Vec::new();
+        for _ in 0..=size.rounds {
+            let mut queued = 0.0;
+            let acted = seconds(|| {
+                queued = seconds(|| act(&mut chunks));
+                settle(device);
+            });
+            let copied = seconds(|| {
+                copy.1.write(Operand::Stored(&copy.0));
+                settle(device);
+            });
+            let (speed, of_copy) = (bytes_for_each * bytes / acted, 2.0 * bytes / copied);
+            rounds.push([speed / of_copy, speed / f64::from(1_u32 << 30), queued * 1e3]);
+        }
+        // The first round does not count.
+        let median = |number: usize| {
+            let mut values: Vec<_> = rounds[1..].iter().map(|round| round[number]).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        let name = format!("{name}, {} chunks", size.chunks);
+        println!("{name}, of a copy within the device\t{:.3}\tratio", median(0));
+        println!("{name}\t{:.1}\tGiB/s", median(1));
+        println!("{name}, until the call returns\t{:.2}\tms", median(2));
+    };
+    print("adam", ADAM, &mut |chunks| apply(adam.prepare(7, 0.125), chunks, false));
+    print("adam on halves", ADAM + 1.0, &mut |chunks| apply(adam.prepare(7, 0.125), chunks, true));
+    print("norm of the gradient", 1.0, &mut |chunks| measure(clipped.prepare(7, 0.125), chunks));
+    print("norms of lamb", 4.0, &mut |chunks| measure(lamb.prepare(7, 0.125), chunks));
+}
+
+impl Chunk {
+    fn new(device: &Device, optimizer: &Optimizer) -> Self {
+        let slots = (0..optimizer.slots()).map(|_| zeros(device)).collect();
+        let halves = [zeros(device), zeros(device)];
+        Self { weights: zeros(device), halves, slots, next: zeros(device) }
+    }
+}
+
+fn apply(update: Update, chunks: &mut [Chunk], on_halves: bool) {
+    let passes = chunks.iter_mut().map(|Chunk { weights, halves: [left, right], slots, next }| {
+        let (left, right) = (Operand::Stored(left), Operand::Stored(right));
+        let gradient = if on_halves { Gradient::Halves(left, right) } else { Gradient::Sum(left) };
+        let slots = slots.iter_mut().map(Slot::InPlace).collect();
+        Pass { update, weights, gradient, slots, next }
+    });
+    Update::apply_all(1, passes.collect());
+}
+
+/// Measures chunks for an update with two slots.
+fn measure(update: Update, chunks: &[Chunk]) {
+    let chunks = chunks.iter().map(|Chunk { weights, halves: [left, _], slots, .. }| {
+        let gradient = Gradient::Sum(Operand::Stored(left));
+        Measurement { update, weights, gradient, slots: slots.iter().collect() }
+    });
+    black_box(Update::measure_all(1, chunks.collect()));
+}
+
+/// Returns how long something takes.
 #[expect(clippy::disallowed_methods, reason = "a bench measures time")]
+fn seconds(act: impl FnOnce()) -> f64 {
+    let begin = Instant::now();
+    act();
+    begin.elapsed().as_secs_f64()
+}
+
+/// Returns the median of the seconds of a round. The first round does not count.
 fn median(rounds: usize, mut round: impl FnMut()) -> f64 {
     round();
-    let mut seconds: Vec<f64> = (0..rounds)
-        .map(|_| {
-            let begin = Instant::now();
-            round();
-            begin.elapsed().as_secs_f64()
-        })
-        .collect();
-    seconds.sort_by(f64::total_cmp);
-    seconds[rounds / 2]
+    let mut all: Vec<f64> = (0..rounds).map(|_| seconds(&mut round)).collect();
+    all.sort_by(f64::total_cmp);
+    all[rounds / 2]
 }
 
 fn zeros(device: &Device) -> Storage {
@@ -83,20 +174,10 @@ fn settle(device: &Device) {
 
 fn adam(device: &Device, size: &Size) -> f64 {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 1e-3), 1000).expect("valid");
-    let chunk = |_| Chunk {
-        weights: zeros(device),
-        gradient: zeros(device),
-        slots: (0..optimizer.slots()).map(|_| zeros(device)).collect(),
-        next: zeros(device),
-    };
-    let mut chunks: Vec<_> = (0..size.chunks).map(chunk).collect();
+    let mut chunks: Vec<_> = (0..size.chunks).map(|_| Chunk::new(device, &optimizer)).collect();
     settle(device);
     median(size.rounds, || {
-        let update = optimizer.prepare(7, 0.125);
-        for Chunk { weights, gradient, slots, next } in &mut chunks {
-            let slots = slots.iter_mut().map(Slot::InPlace);
-            update.apply(weights, Operand::Stored(gradient), slots, next);
-        }
+        apply(optimizer.prepare(7, 0.125), &mut chunks, false);
         settle(device);
     })
 }

@@ -87,6 +87,15 @@ struct Operands {
     __device__ float gradient(u64 at) const {
         return right ? left[at] + right[at] : left[at];
     }
+
+    // Whether several values can be read and written at once.
+    __device__ bool are_aligned() const {
+        u64 bits = (u64)weights | (u64)left | (u64)right | (u64)next;
+        for (int slot = 0; slot < SLOTS_MAX; ++slot) {
+            bits = bits | (u64)from[slot] | (u64)to[slot];
+        }
+        return bits % 16 == 0;
+    }
 };
 
 // Bytes of the rule that has the most scalars.
@@ -104,6 +113,51 @@ struct Pass {
     u32 unused;
 };
 
+// Values beside each other that are read and written at once. Each of them is computed alone.
+template <int WIDTH>
+struct alignas(WIDTH * sizeof(float)) Lanes {
+    float of[WIDTH];
+};
+
+// Applies a rule to a group of WIDTH values, by its number. All are read before the first is needed,
+// so that a thread waits for memory once. NVRTC makes one store of a group because its address is a
+// multiple of the group's size: with the number of its first value it made four.
+template <int WIDTH, class Rule>
+static __device__ inline void apply_to(const Rule& rule, const Mean& mean, const Operands& operands,
+                                       u64 group) {
+    typedef Lanes<WIDTH> Group;
+    const Group weights = ((const Group*)operands.weights)[group];
+    Group gradient = ((const Group*)operands.left)[group];
+    Group slots[SLOTS_MAX];
+    for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+        slots[slot] = ((const Group*)operands.from[slot])[group];
+    }
+    if (operands.right) {
+        const Group right = ((const Group*)operands.right)[group];
+        for (int lane = 0; lane < WIDTH; ++lane) {
+            gradient.of[lane] = gradient.of[lane] + right.of[lane];
+        }
+    }
+    Group next;
+    for (int lane = 0; lane < WIDTH; ++lane) {
+        float values[SLOTS_MAX];
+        for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+            values[slot] = slots[slot].of[lane];
+        }
+        next.of[lane] = rule.update(mean, weights.of[lane], gradient.of[lane], values);
+        for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+            slots[slot].of[lane] = values[slot];
+        }
+    }
+    for (int slot = 0; slot < Rule::SLOTS; ++slot) {
+        ((Group*)operands.to[slot])[group] = slots[slot];
+    }
+    ((Group*)operands.next)[group] = next;
+}
+
+// Values that a thread works on at once, if they are aligned.
+#define WIDE 4
+
 // Values of a chunk that a block works on at a time.
 #define TILE 2048
 
@@ -117,17 +171,16 @@ static __device__ inline void apply(const Pass<Rule>* passes, u32 count, u32 til
         const Rule rule = pass.rule;
         const Mean mean = pass.mean;
         const u64 begin = turn % tiles * TILE;
-        const u64 end = operands.length < begin + TILE ? operands.length : begin + TILE;
-        for (u64 at = begin + threadIdx.x; at < end; at += blockDim.x) {
-            float slots[SLOTS_MAX];
-            for (int slot = 0; slot < Rule::SLOTS; ++slot) {
-                slots[slot] = operands.from[slot][at];
-            }
-            const float next = rule.update(mean, operands.weights[at], operands.gradient(at), slots);
-            for (int slot = 0; slot < Rule::SLOTS; ++slot) {
-                operands.to[slot][at] = slots[slot];
-            }
-            operands.next[at] = next;
+        if (begin >= operands.length) {
+            continue;
+        }
+        const u64 end = operands.length - begin < TILE ? operands.length : begin + TILE;
+        const u64 wide = operands.are_aligned() ? begin + (end - begin) / WIDE * WIDE : begin;
+        for (u64 group = begin / WIDE + threadIdx.x; group < wide / WIDE; group += blockDim.x) {
+            apply_to<WIDE>(rule, mean, operands, group);
+        }
+        for (u64 at = wide + threadIdx.x; at < end; at += blockDim.x) {
+            apply_to<1>(rule, mean, operands, at);
         }
     }
 }

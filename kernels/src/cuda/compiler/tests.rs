@@ -9,6 +9,7 @@ use cudarc::nvrtc::result;
 use super::*;
 use crate::cuda::host::library;
 use crate::cuda::launch::KERNELS;
+use crate::optimizer::tests::optimizers;
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../../../tests/harness/skip.rs"]
@@ -83,6 +84,27 @@ fn ptx_has_no_operation_that_would_change_a_bit() {
         assert_eq!(entries, KERNELS.into_iter().collect(), "{target}");
         for operation in ["div.rn.f32", "sqrt.rn.f32", "mul.rn.f32", "add.rn.f64"] {
             assert!(ptx.contains(operation), "no {operation} for {target}: this test reads nothing");
+        }
+    }
+}
+
+/// Memory is the limit of an update. A thread that moves single values leaves some of it unused.
+#[test]
+fn every_rule_reads_and_writes_four_values_at_once() {
+    if !has_nvrtc() {
+        return;
+    }
+    for target in TARGETS {
+        let ptx = compile(&format!("compute_{target}")).unwrap();
+        for optimizer in optimizers() {
+            let (kernel, slots, _) = optimizer.prepare(0, 1.0).rule.kernel();
+            let text = ptx.split(".entry ").find(|text| text.starts_with(&format!("{kernel}("))).unwrap();
+            let wide = |operation: &str| {
+                let is_wide = |word: &&str| word.starts_with(operation) && word.contains(".v4.");
+                text.split_whitespace().filter(is_wide).count()
+            };
+            assert!(wide("ld.") >= slots + 3, "{kernel} for {target} reads {} groups of four", wide("ld."));
+            assert!(wide("st.") >= slots + 1, "{kernel} for {target} writes {} groups of four", wide("st."));
         }
     }
 }
