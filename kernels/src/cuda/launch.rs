@@ -215,8 +215,8 @@ fn scalars<Rule: Copy>(rule: &Rule) -> Scalars {
             ptr::from_ref(rule).cast::<u8>(),
             scalars.as_mut_ptr().cast(),
             size_of::<Rule>(),
-        )
-    };
+        );
+    }
     scalars
 }
 

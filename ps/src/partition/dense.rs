@@ -351,7 +351,7 @@ impl Dense {
         totals: Totals,
     ) -> Weights {
         if self.is_on_device() {
-            return self.advance_on_device(updates, microbatches, weights, totals);
+            return self.advance_on_device(updates, microbatches, weights, &totals);
         }
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots();
@@ -373,14 +373,14 @@ impl Dense {
         updates: ChunkUpdates,
         microbatches: u32,
         weights: &Weights,
-        totals: Totals,
+        totals: &Totals,
     ) -> Weights {
         let take = |weights: &Arc<Buffer>| self.pool.take(Use::Weights, weights.dtype(), weights.len());
         let mut next: Vec<_> = weights.iter().map(take).collect();
         let mut slots = self.slots();
         let mut rooms: Vec<_> = slots.iter_mut().map(|slots| slots.room(&self.pool)).collect();
         let mut passes = Vec::with_capacity(next.len());
-        let chunks = slots.iter_mut().zip(&mut rooms).zip(weights.iter()).zip(&totals).zip(&mut next);
+        let chunks = slots.iter_mut().zip(&mut rooms).zip(weights.iter()).zip(totals).zip(&mut next);
         for (((((slots, room), weights), total), next), update) in chunks.zip(updates) {
             if slots.has_rule() {
                 passes.push(slots.pass(update, weights, total, room, next));

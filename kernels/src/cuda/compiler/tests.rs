@@ -104,7 +104,7 @@ fn every_rule_reads_and_writes_four_values_at_once() {
                 text.split_whitespace().filter(is_wide).count()
             };
             assert!(wide("ld.") >= slots + 3, "{kernel} for {target} reads {} groups of four", wide("ld."));
-            assert!(wide("st.") >= slots + 1, "{kernel} for {target} writes {} groups of four", wide("st."));
+            assert!(wide("st.") > slots, "{kernel} for {target} writes {} groups of four", wide("st."));
         }
     }
 }
