@@ -23,7 +23,7 @@ mod skip;
 /// Launches, waits and allocations.
 type Calls = [i64; 3];
 
-/// A model whose tensors have a chunk each, all of other lengths.
+/// A model whose tensors have a chunk each.
 struct Model {
     layout: Layout,
     chunks: Vec<Chunk>,
@@ -55,7 +55,11 @@ fn a_step_makes_as_many_calls_for_many_chunks_as_for_one() {
         let optimizer = Optimizer::new(&spec, 10).expect("valid");
         for halves in [false, true] {
             // The first steps on a device allocate its page-locked memory.
-            let calls = [4, 1, 37].map(|chunks| step(driver, &device, &optimizer, chunks, halves));
+            let calls = [4, 1, 37].map(|chunks| {
+                let lengths: Vec<_> = (0..chunks).map(|number| 3 + number + 700 * (number % 4)).collect();
+                let [mut here, mut there] = Model::twins(&device, &optimizer, &lengths);
+                step(driver, &device, &optimizer, [&mut here, &mut there], halves)
+            });
             // Each launch has a table. Its copy to the device waits until a piece of page-locked
             // memory is free. The host waits for norms, and for the end.
             let needs_norms = optimizer.prepare(0, 1.0).needs_norms();
@@ -64,13 +68,18 @@ fn a_step_makes_as_many_calls_for_many_chunks_as_for_one() {
         }
     }
     a_read_waits_once_for_many_chunks(driver, &device);
+    gradients_on_the_host_are_copied_a_few_at_a_time(driver, &device);
 }
 
 /// Makes a step of a model on the device, and of an equal one on the host chunk by chunk. Compares
 /// the bits. Returns the calls of the driver for the update.
-fn step(driver: &Driver, device: &Device, optimizer: &Optimizer, chunks: usize, halves: bool) -> Calls {
-    let mut here = Model::new(&Device::default(), optimizer, chunks);
-    let mut there = Model::new(device, optimizer, chunks);
+fn step(
+    driver: &Driver,
+    device: &Device,
+    optimizer: &Optimizer,
+    [here, there]: [&mut Model; 2],
+    halves: bool,
+) -> Calls {
     device.settle().expect("nothing failed");
     driver.count();
     let update = optimizer.prepare(1, 0.3);
@@ -93,7 +102,7 @@ fn step(driver: &Driver, device: &Device, optimizer: &Optimizer, chunks: usize, 
             let slots = chunk.slots.iter().map(|slot| slot.bytes().into_owned());
             slots.chain([chunk.next.bytes().into_owned()]).collect()
         };
-        assert!(values(here) == values(there), "{optimizer:?}, {chunks} chunks, halves: {halves}");
+        assert!(values(here) == values(there), "{optimizer:?}, halves: {halves}");
     }
     calls
 }
@@ -112,11 +121,16 @@ fn alone(chunk: Measurement<'_>) -> kernels::Squares {
 }
 
 impl Model {
-    fn new(device: &Device, optimizer: &Optimizer, chunks: usize) -> Self {
-        let lengths = (0..chunks).map(|number| 3 + number + 700 * (number % 4));
-        let tensors = lengths.clone().map(|length| TensorSpec::parameter(format!("w{length}"), [length]));
+    /// Returns two equal models, one on the host and one on the device.
+    fn twins(device: &Device, optimizer: &Optimizer, lengths: &[usize]) -> [Self; 2] {
+        [&Device::default(), device].map(|device| Self::new(device, optimizer, lengths))
+    }
+
+    fn new(device: &Device, optimizer: &Optimizer, lengths: &[usize]) -> Self {
+        let tensor = |(number, &length)| TensorSpec::parameter(format!("w{number}"), [length]);
+        let tensors = lengths.iter().enumerate().map(tensor);
         let layout = Layout::new(tensors.collect(), 1).expect("a model");
-        let chunks = lengths.map(|length| {
+        let chunks = lengths.iter().map(|&length| {
             let values = |seed: f32| {
                 let values: Vec<f32> = (0..length).map(|at| (at as f32 * 0.3 + seed).sin()).collect();
                 let mut storage = device.zeros(DType::F32, length).expect("memory");
@@ -173,7 +187,7 @@ fn gradient<'a>(left: &'a Storage, right: &'a Storage, halves: bool) -> Gradient
 fn a_read_waits_once_for_many_chunks(driver: &Driver, device: &Device) {
     let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Sgd, 0.1), 10).expect("valid");
     for chunks in [1, 37] {
-        let model = Model::new(device, &optimizer, chunks);
+        let model = Model::new(device, &optimizer, &(1..=chunks).collect::<Vec<_>>());
         let mut read: Vec<_> =
             model.chunks.iter().map(|chunk| Storage::zeros(DType::F32, chunk.weights.len())).collect();
         driver.count();
@@ -182,4 +196,22 @@ fn a_read_waits_once_for_many_chunks(driver: &Driver, device: &Device) {
         assert_eq!([Call::Launch, Call::Wait, Call::Allocation].map(|call| driver.called(call)), [0, 1, 0]);
         assert!(read.iter().zip(&model.chunks).all(|(read, chunk)| read.bytes() == chunk.weights.bytes()));
     }
+}
+
+/// All gradients at once find no room on the device.
+fn gradients_on_the_host_are_copied_a_few_at_a_time(driver: &Driver, device: &Device) {
+    const CHUNKS: usize = 24;
+    let spec = OptimizerSpec { clip_norm: Some(0.5), ..OptimizerSpec::new(OptimizerKind::Momentum, 0.1) };
+    let optimizer = Optimizer::new(&spec, 10).expect("valid");
+    driver.memory(1 << 30);
+    let [mut here, mut there] = Model::twins(device, &optimizer, &[1 << 18; CHUNKS]);
+    for (here, there) in here.chunks.iter().zip(&mut there.chunks) {
+        let mut left = Storage::zeros(DType::F32, here.left.len());
+        left.write(Operand::Stored(&here.left));
+        there.left = left;
+    }
+    device.settle().expect("nothing failed");
+    // Each chunk has weights, a half, a slot and the next weights there.
+    driver.memory((4 * CHUNKS + CHUNKS / 2) << 20);
+    step(driver, device, &optimizer, [&mut here, &mut there], false);
 }

@@ -138,7 +138,7 @@ fn on_device(
         memory.push(Memory { here, there, next });
     }
     let table = Table::new(&passes, Host::address(&passes));
-    // SAFETY: all columns of a chunk have one length, and those that are written belong to it alone.
+    // SAFETY: all columns of a chunk have one length, and those that are written are its own.
     unsafe { launch::apply(&device, &chunks[0].1, &table) }.expect("a kernel");
     let after = chunks.iter().zip(memory).map(|((chunk, _), Memory { here, there, next })| {
         if moves {
