@@ -73,6 +73,14 @@ pub enum Error {
         /// Reason why they are wrong.
         reason: String,
     },
+    /// The engine cannot compute as the job says.
+    #[error("model.{setting}: {reason}")]
+    Setting {
+        /// Setting of the job's model.
+        setting: &'static str,
+        /// Reason why the engine cannot, and what to do.
+        reason: String,
+    },
     /// The file is no TorchScript module, or the module does not do what the job needs.
     #[error("model script `{name}`: {reason}")]
     Script {

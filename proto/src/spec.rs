@@ -5,6 +5,7 @@
 //! code have one schema. Unknown keys are errors that name the nearest known key. All
 //! contradictions are reported at once.
 
+mod autocast;
 mod bad;
 mod checkpoint;
 pub mod data_url;
@@ -26,6 +27,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+pub use self::autocast::Autocast;
 pub use self::bad::{FillSpec, MAX_BAD, SKIPPED_MAX};
 pub use self::checkpoint::{CheckpointSpec, SCHEMES as CHECKPOINT_SCHEMES};
 pub use self::early_stopping::{Better, EarlyStoppingSpec};
@@ -146,6 +148,15 @@ pub struct ModelSpec {
     /// Numbers that an evaluation reports beside the loss. Default: none.
     #[serde(default)]
     pub metrics: Vec<Metric>,
+    /// 16-bit type in which libtorch computes matrix products and convolutions of forward, as
+    /// PyTorch's autocast does. Faster on hardware with instructions for it, with other bits.
+    /// Default: none, all in f32.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub autocast: Option<Autocast>,
+    /// Whether NVIDIA GPUs may round the inputs of f32 matrix products and convolutions to TF32,
+    /// which has 11 significant bits. Faster, with other bits. Default: false.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub tf32: bool,
 }
 
 /// Name in `model.builtin` of a model that a program drives with a loop of its own.
@@ -949,6 +960,11 @@ const fn yes() -> bool {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 const fn is_zero(value: &f64) -> bool {
     *value == 0.0
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 const fn ignored() -> i64 {

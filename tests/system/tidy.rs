@@ -258,6 +258,7 @@ fn the_job_file_reference_names_every_setting_and_every_choice() {
     let mut count = 0;
     for file in [
         "proto/src/spec.rs",
+        "proto/src/spec/autocast.rs",
         "proto/src/spec/checkpoint.rs",
         "proto/src/spec/purpose.rs",
         "proto/src/optimizer.rs",

@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
     use crate::metrics::Metric;
-    use crate::spec::{DeviceKind, FleetSpec, MixupSpec, Mode, Order, Purpose, Transform};
+    use crate::spec::{Autocast, DeviceKind, FleetSpec, MixupSpec, Mode, Order, PROGRAM, Purpose, Transform};
     use crate::wire::WireType;
 
     const JOB: &str = r#"
@@ -371,6 +371,37 @@ learning_rate = 1e-3
         }
         let message = error(&format!("{JOB}[exchange]\ntype = \"bf16\"\n"));
         assert!(message.contains("did you mean `dtype`?"), "{message}");
+    }
+
+    #[test]
+    fn a_model_computes_in_f32_unless_it_is_said() {
+        let with = |settings: &str| {
+            read(&JOB.replace("builtin = \"mlp\"", &format!("builtin = \"mlp\"\n{settings}")))
+        };
+        let plain = with("").unwrap();
+        assert_eq!((plain.model.autocast, plain.model.tf32), (None, false));
+        let json = plain.to_json();
+        assert!(!json.contains("autocast") && !json.contains("tf32"), "{json}");
+        let spec = with("autocast = \"bf16\"\ntf32 = true").unwrap();
+        assert_eq!((spec.model.autocast, spec.model.tf32), (Some(Autocast::Bf16), true));
+        assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+        let measuring = spec.measuring(Purpose::Evaluate, "w".to_owned(), None).unwrap();
+        assert_eq!((measuring.model.autocast, measuring.model.tf32), (Some(Autocast::Bf16), true));
+
+        let refused = |settings: &str| with(settings).unwrap_err().to_string();
+        let message = refused("autocast = \"f16\"");
+        assert!(message.contains("no loss scaling; use \"bf16\""), "{message}");
+        let message = refused("autocast = \"bf61\"");
+        assert!(message.contains("unknown variant `bf61`"), "{message}");
+        assert!(message.contains("did you mean `bf16`?"), "{message}");
+        let driven = |setting: &str| {
+            let program = format!("builtin = \"{PROGRAM}\"\nloss = \"module\"\n{setting}");
+            read(&JOB.replace("builtin = \"mlp\"", &program)).unwrap_err().to_string()
+        };
+        for setting in ["autocast = \"bf16\"", "tf32 = true"] {
+            let (message, name) = (driven(setting), setting.split(' ').next().unwrap());
+            assert!(message.contains(&format!("model.{name}: a program that drives")), "{message}");
+        }
     }
 
     #[test]

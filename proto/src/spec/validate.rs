@@ -91,6 +91,15 @@ impl JobSpec {
             "model.label_smoothing: only loss = \"cross_entropy\" has it; remove it, or change model.loss"
                 .to_owned(),
         );
+        for (setting, is_set) in [("autocast", self.model.autocast.is_some()), ("tf32", self.model.tf32)] {
+            check(
+                !is_set || !self.is_driven(),
+                format!(
+                    "model.{setting}: a program that drives its model decides how it computes; remove it, and set it in \
+                     the loop"
+                ),
+            );
+        }
         self.validate_mixup(&mut check);
         self.validate_purpose(&mut check);
         self.data.validate(|set| self.needs_labels(set), &mut check);

@@ -41,6 +41,7 @@ pub(super) fn linear(context: &Context) -> Result<Box<dyn Model>> {
         /// Number of outputs of one record. Default 1.
         outputs: Option<usize>,
     }
+    check_settings(context)?;
     options::check_loss(context, &[Loss::Mse, Loss::BceWithLogits])?;
     let Linear { outputs } = context.options()?;
     Ok(Box::new(Network::single(context, options::outputs(context, None, outputs)?)?))
@@ -54,6 +55,7 @@ pub(super) fn softmax(context: &Context) -> Result<Box<dyn Model>> {
         /// Number of classes. Default: the largest label in the data, plus 1.
         classes: Option<usize>,
     }
+    check_settings(context)?;
     options::check_loss(context, &[Loss::CrossEntropy])?;
     let Softmax { classes } = context.options()?;
     Ok(Box::new(Network::single(context, options::outputs(context, classes, None)?)?))
@@ -61,7 +63,24 @@ pub(super) fn softmax(context: &Context) -> Result<Box<dyn Model>> {
 
 /// Builds `mlp`: dense layers with an activation between them.
 pub(super) fn mlp(context: &Context, mlp: &Mlp) -> Result<Box<dyn Model>> {
+    check_settings(context)?;
     options::check_loss(context, &[Loss::CrossEntropy, Loss::Mse, Loss::BceWithLogits])?;
     let outputs = mlp.outputs(context)?;
     Ok(Box::new(Network::sequential(context, &mlp.hidden, outputs, mlp.activation)?))
+}
+
+/// Checks that the job asks for f32, in which this engine computes.
+///
+/// # Errors
+/// The job sets `autocast` or `tf32`.
+fn check_settings(context: &Context) -> Result<()> {
+    let model = &context.spec.model;
+    let set = [("autocast", model.autocast.is_some()), ("tf32", model.tf32)];
+    let Some((setting, _)) = set.into_iter().find(|(_, is_set)| *is_set) else { return Ok(()) };
+    let network = model.builtin.as_deref().unwrap_or_default();
+    let reason = format!(
+        "the pure engine computes `{network}` in f32; remove it, or choose a network of libtorch: a script, convnet, \
+         resnet18, or mlp with engine = \"torch\""
+    );
+    Err(Error::Setting { setting, reason })
 }

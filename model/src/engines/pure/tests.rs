@@ -202,3 +202,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn types_of_libtorch_are_refused_with_the_networks_that_have_them() {
+    let networks = [
+        (r#"builtin = "linear", loss = "mse""#, None),
+        (r#"builtin = "softmax""#, Some(2)),
+        (r#"builtin = "mlp""#, Some(2)),
+    ];
+    for (network, label_max) in networks {
+        for (setting, name) in [("autocast = \"bf16\"", "autocast"), ("tf32 = true", "tf32")] {
+            let said = error(&format!("{network}, {setting}"), label_max);
+            assert!(said.starts_with(&format!("model.{name}: the pure engine computes ")), "{said}");
+            assert!(said.contains("remove it, or choose a network of libtorch: a script, convnet"), "{said}");
+        }
+    }
+}
