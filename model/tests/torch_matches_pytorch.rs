@@ -85,6 +85,27 @@ fn scripts_compute_what_pytorch_computes() {
     );
 }
 
+/// PyTorch's numbers under `torch.autocast("cpu", torch.bfloat16)` are the same on every CPU where
+/// no convolution computes them. f32 differs by more than the tolerances in every case.
+#[test]
+fn autocast_computes_what_pytorch_computes_under_it() {
+    const BF16: &str = ", autocast = \"bf16\"";
+    let values = batch_of_values(6, &SHAPE, 2, 4.0);
+    let own_loss = format!(", loss = \"module\"{BF16}");
+    check_to(1e-4, "tied.pt in bf16", &script_context("tied.pt", BF16), &batch(6, &SHAPE));
+    check_to(1e-4, "own_loss.pt in bf16", &script_context("own_loss.pt", &own_loss), &values);
+    check_to(4e-3, "batchnorm.pt in bf16", &script_context("batchnorm.pt", BF16), &batch(6, &SHAPE));
+    let mlp = |outputs: &str, loss: &str| {
+        let options = format!("{{ hidden = [10, 8], engine = \"torch\"{outputs} }}");
+        context(&format!("builtin = \"mlp\", options = {options}{loss}{BF16}"), &SHAPE)
+    };
+    check_to(1e-4, "mlp in bf16", &mlp("", ""), &batch(6, &SHAPE));
+    let (values, mse) = (batch_of_values(6, &SHAPE, 3, 9.0), ", loss = \"mse\"");
+    check_to(1e-4, "mlp mse in bf16", &mlp(", outputs = 3", mse), &values);
+    let (values, bce) = (batch_of_values(6, &SHAPE, 3, 18.0), ", loss = \"bce_with_logits\"");
+    check_to(1e-4, "mlp bce in bf16", &mlp(", outputs = 3", bce), &values);
+}
+
 #[test]
 fn mlp_computes_what_pytorch_computes_for_each_loss() {
     let job = |more: &str| {

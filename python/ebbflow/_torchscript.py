@@ -131,16 +131,19 @@ class Module:
     Args:
         path: The file. It is there as long as this object.
         threads: Threads of one computation.
+        autocast: Type of torch's autocast around ``forward`` and the loss, as in
+            ``torch.bfloat16``; ``None``: none.
 
     Raises:
         RuntimeError: It is no TorchScript file.
     """
 
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, autocast: str | None = None) -> None:
         import torch
 
         self._torch = torch
         self._threads = threads
+        self._autocast = None if autocast is None else getattr(torch, autocast)
         self._path = path
         self._whole = torch.jit.load(path, map_location="cpu")
         self._module = self._whole._c
@@ -333,7 +336,11 @@ class Module:
         self._outputs = self._own_loss = None
         self._trains = key is not None
         # Some code draws in evaluation too, from a fixed key.
-        with self._torch.set_grad_enabled(self._trains), self._seeded(key or 0):
+        with (
+            self._torch.set_grad_enabled(self._trains),
+            self._seeded(key or 0),
+            self._lowered(),
+        ):
             answer = self._call(positional, keywords)
         self._outputs, self._own_loss = self._parts(answer, own_loss)
         loss = None if self._own_loss is None else _described(self._own_loss)[:2]
@@ -356,6 +363,17 @@ class Module:
         with _generators:
             self._torch.default_generator.manual_seed(key)
             yield
+
+    def _lowered(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which operations that lose little compute in the type of autocast."""
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        # The cache of cast weights belongs to the process. With it, another thread would decide
+        # whether two uses of a weight share one cast, and gradients would have other bits.
+        context: contextlib.AbstractContextManager[Any] = self._torch.autocast(
+            "cpu", dtype=self._autocast, cache_enabled=False
+        )
+        return context
 
     def _call(self, positional: Sequence[Any], keywords: dict[str, Any]) -> Any:
         """Call ``forward``, and refuse a change of what it is expected to leave as it is."""
@@ -410,7 +428,7 @@ class Module:
         Returns:
             The loss, and whether it depends on the parameters.
         """
-        with self._torch.set_grad_enabled(self._trains):
+        with self._torch.set_grad_enabled(self._trains), self._lowered():
             self._loss = self._mean(name, smoothing, ignored, is_second, counts)
         return float(self._loss.item()), bool(self._loss.requires_grad)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import ebbflow
 import pytest
-from ebbflow import _script_code, _torchscript, errors
+from ebbflow import _script_code, _torchscript, errors, numerics
 
 from .conftest import EBB, needs
 
@@ -80,16 +81,87 @@ def test_the_program_of_the_wheel_trains_the_bits_of_run(tmp_path: Path) -> None
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
 
+def test_any_number_of_workers_trains_the_same_bits_under_autocast() -> None:
+    needs("torch")
+    settings = {"batch__micro": 8, "epochs": 2}
+    lower = [trained(workers=count, model__autocast="bf16", **settings) for count in (1, 2)]
+    single = [trained(**settings), trained(model__tf32=True, **settings)]
+    assert len({result.model_sha256 for result in lower}) == 1
+    assert len({result.model_sha256 for result in single}) == 1, "a CPU has no TF32"
+    assert lower[0].model_sha256 != single[0].model_sha256
+    assert lower[0].final == lower[1].final
+
+
+@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+def test_gradients_have_the_bits_of_plain_pytorch(autocast: str | None, tmp_path: Path) -> None:
+    torch = needs("torch")
+    functional = torch.nn.functional
+
+    class Net(torch.nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(1, 6, 3)
+            self.bn = torch.nn.BatchNorm2d(6)
+            self.fc1 = torch.nn.Linear(6 * 6 * 6, 33)
+            self.fc2 = torch.nn.Linear(33, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+            x = functional.relu(self.bn(self.conv(x)))
+            return self.fc2(functional.gelu(self.fc1(x.flatten(1))))
+
+    net = Net()
+    path = tmp_path / "net.pt"
+    torch.jit.script(net).save(str(path))
+    generator = torch.Generator().manual_seed(3)
+    inputs, labels = torch.randn(7, 1, 8, 8, generator=generator), torch.arange(7) % 3
+    names = dict(net.named_parameters())
+    with _torchscript.kept():
+        _torchscript.start()
+        module = _torchscript.Module(str(path), 1, autocast)
+        entries = module.attributes()
+        module.train([(at, entry[2]) for at, entry in enumerate(entries)])
+        columns = [
+            (name, kind, list(tensor.shape), bytearray(tensor.numpy().tobytes()))
+            for name, kind, tensor in [("x", "float32", inputs), ("labels", "int64", labels)]
+        ]
+        module.forward(columns[:1], columns[1], 0, False, 1)
+        loss, _ = module.loss("cross_entropy", 0.0, -100, None, True)
+        found = [torch.empty_like(net.state_dict()[entry[0]]) for entry in entries]
+        module.gradients(1.0, [tensor.numpy().reshape(-1) for tensor in found])
+        # As a user of PyTorch writes it, with one thread too.
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
+            expected = functional.cross_entropy(net(inputs), labels)
+        expected.backward()
+    assert loss == expected.item()
+    for (name, *_), tensor in zip(entries, found, strict=True):
+        plain = names[name].grad if name in names else net.state_dict()[name]
+        assert torch.equal(tensor, plain), name
+
+
+def test_the_class_knows_the_results_of_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = needs("torch")
+    facts, results = numerics.numerics(1)
+    assert numerics.numerics(1) == (facts, results)
+
+    def single(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(torch, "autocast", single)
+    assert numerics.numerics(1) != (facts, results)
+
+
+@pytest.mark.parametrize("autocast", [None, "bf16"])
 @pytest.mark.parametrize("name", ["batchnorm.pt", "dropout.pt", "tied.pt"])
 def test_the_bits_are_those_of_the_program_that_is_linked_to_libtorch(
-    name: str, tmp_path: Path
+    name: str, autocast: str | None, tmp_path: Path
 ) -> None:
     torch = needs("torch")
     linked = os.environ.get("EBB_LINKED_PROGRAM")
     if linked is None:
         pytest.skip("no program that is linked to libtorch (cargo xtask test build test-python)")
     assert torch.__version__.split("+")[0] == _torchscript.LINKED
-    job = of_fixture(name, tmp_path, metrics=["accuracy"])
+    lower = {} if autocast is None else {"autocast": autocast}
+    job = of_fixture(name, tmp_path, metrics=["accuracy"], **lower)
     here = ebbflow.run(job, workers=2, progress=False)
     file = tmp_path / "job.toml"
     model, data, batch, optimizer = (job[part] for part in ("model", "data", "batch", "optimizer"))
@@ -97,7 +169,8 @@ def test_the_bits_are_those_of_the_program_that_is_linked_to_libtorch(
     file.write_text(
         f'name = "fixture"\nepochs = 2\n[model]\nscript = "{model["script"]}"\n'
         'metrics = ["accuracy"]\n'
-        f'[data]\nformat = "npy"\nvalidation_fraction = {data["validation_fraction"]}\n'
+        + "".join(f'{setting} = "{value}"\n' for setting, value in lower.items())
+        + f'[data]\nformat = "npy"\nvalidation_fraction = {data["validation_fraction"]}\n'
         f"train = {{ features = {train['features']}, labels = {train['labels']} }}\n"
         f"[batch]\nmicro = {batch['micro']}\neffective = {batch['effective']}\n"
         f'[optimizer]\nkind = "sgd"\nlearning_rate = {optimizer["learning_rate"]}\n'

@@ -15,8 +15,8 @@ use crate::metrics::ClassMeter;
 pub struct Returned {
     /// Its type, as the engine calls it.
     pub kind: String,
-    /// Whether it has 32-bit floats.
-    pub is_f32: bool,
+    /// Whether it has floats of a type in which the job computes: f32, or that of `model.autocast`.
+    pub is_float: bool,
     /// Its shape.
     pub shape: Vec<usize>,
 }
@@ -45,7 +45,7 @@ pub fn loss_name(loss: Loss) -> String {
 /// # Errors
 /// It is something else.
 pub fn check_own_loss(mean: &Returned) -> Result<()> {
-    if mean.is_f32 && mean.shape.iter().product::<usize>() == 1 {
+    if mean.is_float && mean.shape.iter().product::<usize>() == 1 {
         return Ok(());
     }
     let found = format!("{} of shape {:?}", mean.kind, mean.shape);
@@ -147,7 +147,7 @@ impl<'a> Positions<'a> {
         let rank = of_one.len() + 2;
         let first = size.len() == rank && size[0] == n && size[2..] == **of_one;
         let last = size.len() == rank && size[0] == n && size[1..rank - 1] == **of_one;
-        if !outputs.is_f32 || first == last {
+        if !outputs.is_float || first == last {
             let expected = if first && last {
                 format!(
                     "outputs of which it is clear where the classes are, and both [{n}, classes, {of_one:?}] and \
@@ -191,7 +191,7 @@ impl<'a> Positions<'a> {
 /// Returns the number of values of one record's outputs, if their shape fits the loss.
 fn width(loss: Loss, outputs: &Returned, batch: &Batch) -> Result<usize> {
     let (size, n) = (&outputs.shape, batch.samples);
-    if !outputs.is_f32 {
+    if !outputs.is_float {
         return Err(mismatch(loss, "outputs of type Float", outputs.kind.clone()));
     }
     let is_row = if loss.wants_classes() { size.len() == 2 } else { !size.is_empty() };
@@ -216,7 +216,7 @@ mod tests {
     }
 
     fn floats(shape: &[usize]) -> Returned {
-        Returned { kind: "Float".to_owned(), is_f32: true, shape: shape.to_vec() }
+        Returned { kind: "Float".to_owned(), is_float: true, shape: shape.to_vec() }
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         let said = |outputs: &Returned| rows(&cross, outputs, &batch).unwrap_err().to_string();
         assert!(said(&floats(&[2, 3])).contains("record 1: label 3 is outside 0..3"));
         assert!(said(&floats(&[3, 4])).contains("outputs of shape [2, classes], found [3, 4]"));
-        let halves = Returned { kind: "Half".to_owned(), is_f32: false, shape: vec![2, 4] };
+        let halves = Returned { kind: "Half".to_owned(), is_float: false, shape: vec![2, 4] };
         assert!(said(&halves).contains("outputs of type Float, found Half"));
         assert_eq!(rows(&cross, &floats(&[2, 4]), &batch).unwrap(), Rows::Records);
         assert!(check_own_loss(&floats(&[2])).is_err() && check_own_loss(&floats(&[])).is_ok());

@@ -22,7 +22,7 @@ use ebbflow::model::{
 use proto::artifact::SCRIPT;
 use proto::column::ElementType;
 use proto::numerics::Numerics;
-use proto::spec::{Loss, ModelSpec};
+use proto::spec::{Autocast, Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -100,7 +100,8 @@ struct Scripted {
 impl Scripted {
     fn new(py: Python<'_>, context: &Context) -> Result<Self> {
         let (path, threads) = (script::path(context)?.clone(), context.threads);
-        let Read { module, tensors, constants } = read(py, &path, threads)?;
+        let autocast = context.spec.model.autocast;
+        let Read { module, tensors, constants } = read(py, &path, threads, autocast)?;
         if !tensors.iter().any(|tensor| tensor.role == TensorRole::Parameter) {
             return Err(script::nothing_to_train());
         }
@@ -137,7 +138,12 @@ impl Scripted {
         let returned = returned.and_then(|returned| returned.extract::<(Shaped, Option<Shaped>)>());
         let refused = |error: PyErr| script::forward_failed(said(py, &error), &shown.join(", "));
         let (outputs, loss) = returned.map_err(refused)?;
-        Ok((returned_tensor(outputs), loss.map(returned_tensor)))
+        Ok((self.returned(outputs), loss.map(|loss| self.returned(loss))))
+    }
+
+    fn returned(&self, (kind, shape): Shaped) -> Returned {
+        let is_lower = self.spec.autocast.is_some_and(|autocast| autocast_type(autocast) == kind);
+        Returned { is_float: kind == "float32" || is_lower, kind, shape }
     }
 
     /// Computes the mean loss of the last forward pass. Returns it, and whether it depends on the
@@ -248,7 +254,7 @@ impl Model for Scripted {
     /// Returns the values of the file, whatever was loaded since.
     fn initial(&mut self, _: u64) -> Result<Vec<Values>> {
         Python::attach(|py| {
-            let Read { module, tensors, .. } = read(py, &self.path, self.threads)?;
+            let Read { module, tensors, .. } = read(py, &self.path, self.threads, None)?;
             let values = module.call_method0("values").and_then(|values| values.extract());
             let values: Vec<Bound<'_, PyBytes>> = values.map_err(failed(py, "read initial values"))?;
             let read = |(tensor, bytes): (&TensorSpec, &Bound<'_, PyBytes>)| {
@@ -354,8 +360,9 @@ struct Read<'py> {
 }
 
 /// Loads a script.
-fn read<'py>(py: Python<'py>, path: &Path, threads: usize) -> Result<Read<'py>> {
-    let module = engine(py)?.call_method1("Module", (path.display().to_string(), threads));
+fn read<'py>(py: Python<'py>, path: &Path, threads: usize, autocast: Option<Autocast>) -> Result<Read<'py>> {
+    let autocast = autocast.map(autocast_type);
+    let module = engine(py)?.call_method1("Module", (path.display().to_string(), threads, autocast));
     let module = module.map_err(|error| script::not_loaded(path, &said(py, &error)))?;
     let attributes = module.call_method0("attributes").and_then(|found| found.extract());
     let attributes: Vec<Described> = attributes.map_err(wrong(py))?;
@@ -400,8 +407,11 @@ const fn torch_type(dtype: ElementType) -> &'static str {
     }
 }
 
-fn returned_tensor((kind, shape): Shaped) -> Returned {
-    Returned { is_f32: kind == "float32", kind, shape }
+/// Returns torch's name of a type of autocast.
+const fn autocast_type(autocast: Autocast) -> &'static str {
+    match autocast {
+        Autocast::Bf16 => "bfloat16",
+    }
 }
 
 /// Returns the message of an exception.

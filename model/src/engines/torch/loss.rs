@@ -2,7 +2,7 @@
 
 use data::Batch;
 use proto::metrics::Evaluation;
-use proto::spec::{Loss, ModelSpec};
+use proto::spec::{Autocast, Loss, ModelSpec};
 use tch::{Kind, Reduction, Tensor};
 
 use super::network::{Output, failed};
@@ -13,12 +13,12 @@ use crate::error::Result;
 /// batch's, on the device.
 pub(super) fn mean(spec: &ModelSpec, output: &Output, labels: &Tensor, batch: &Batch) -> Result<Tensor> {
     if let Some(mean) = &output.loss {
-        check_own_loss(&returned(mean)?)?;
+        check_own_loss(&returned(spec, mean)?)?;
         return mean.f_view([0i64; 0]).map_err(failed("loss"));
     }
     let (outputs, loss, none) = (&output.outputs, spec.loss, None::<&Tensor>);
     // Labels are checked, so none of one class a record is the class to ignore.
-    let (rows, labels, ignored) = match outputs::rows(spec, &returned(outputs)?, batch)? {
+    let (rows, labels, ignored) = match outputs::rows(spec, &returned(spec, outputs)?, batch)? {
         Rows::Records => (outputs.shallow_clone(), labels.shallow_clone(), -100),
         Rows::Positions { counted: 0, is_second } => {
             let rows = of_positions(outputs, is_second).map_err(failed("outputs"))?;
@@ -53,8 +53,10 @@ pub(super) fn evaluate(spec: &ModelSpec, mean: f64, outputs: &Tensor, batch: &Ba
     if spec.metrics.is_empty() {
         return outputs::evaluate(spec, mean, &[], 1, batch);
     }
-    let is_second =
-        matches!(outputs::rows(spec, &returned(outputs)?, batch)?, Rows::Positions { is_second: true, .. });
+    let is_second = matches!(
+        outputs::rows(spec, &returned(spec, outputs)?, batch)?,
+        Rows::Positions { is_second: true, .. }
+    );
     let rows = of_positions(outputs, is_second).map_err(failed("outputs"))?;
     let width = rows.size()[1] as usize;
     with_rows(&rows, |rows| outputs::evaluate(spec, mean, rows, width, batch))
@@ -73,10 +75,11 @@ fn of_positions(outputs: &Tensor, is_second: bool) -> tch::Result<Tensor> {
     outputs.f_contiguous()?.f_view([-1, classes])
 }
 
-fn returned(tensor: &Tensor) -> Result<Returned> {
+fn returned(spec: &ModelSpec, tensor: &Tensor) -> Result<Returned> {
     let kind = tensor.f_kind().map_err(failed("outputs"))?;
     let shape = tensor.size().into_iter().map(|size| size as usize).collect();
-    Ok(Returned { kind: format!("{kind:?}"), is_f32: kind == Kind::Float, shape })
+    let lower = spec.autocast.map(|Autocast::Bf16| Kind::BFloat16);
+    Ok(Returned { kind: format!("{kind:?}"), is_float: kind == Kind::Float || Some(kind) == lower, shape })
 }
 
 #[cfg(test)]

@@ -13,12 +13,12 @@ use std::ffi::CString;
 use data::predictions::PREDICTION;
 use data::{Batch, Column};
 use proto::column::ElementType;
-use proto::spec::{Loss, ModelSpec};
+use proto::spec::{Autocast, Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
 
 use super::network::{Mode, Named, Network, device, failed};
-use super::{loss, settings};
+use super::{loss, settings, shim};
 use crate::engines::outputs::detached;
 use crate::error::{Error, Result};
 use crate::export::Constant;
@@ -63,12 +63,27 @@ impl<N: Network> TorchModel<N> {
         })
     }
 
+    /// Returns the mean loss and the outputs. Autocast ends here: backward computes in the types of
+    /// forward.
     fn forward(&mut self, batch: &Batch, mode: Mode) -> Result<(Tensor, Tensor)> {
         let (inputs, labels) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
         let own_loss = (self.spec.loss == Loss::Module).then_some(&labels);
+        let _autocast = self.autocast()?;
         let output = self.network.forward(&inputs, own_loss, mode)?;
         let loss = loss::mean(&self.spec, &output, &labels, batch)?;
         Ok((loss, output.outputs))
+    }
+
+    /// Begins the job's autocast on this thread. It ends when the answer is dropped.
+    fn autocast(&self) -> Result<Option<shim::Autocast>> {
+        let begin = |Autocast::Bf16| shim::Autocast::begin(self.device);
+        let begun = self.spec.autocast.map(begin).transpose();
+        begun.map_err(|reason| Error::Engine { what: "model.autocast".to_owned(), reason })
+    }
+
+    /// Begins a computation on this thread with the job's settings.
+    fn begin(&self) -> Result<settings::Computation> {
+        settings::compute(self.threads, self.spec.tf32)
     }
 
     /// One microbatch; the parameters' gradients are multiplied by `weight`, into `memory` if it
@@ -101,7 +116,7 @@ impl<N: Network> TorchModel<N> {
         weight: f32,
         memory: &dyn Allocator,
     ) -> Result<Gradients> {
-        settings::enter(self.threads)?;
+        let _computation = self.begin()?;
         let gradients = self.train(batch, key, weight, memory);
         self.restore()?;
         gradients
@@ -110,7 +125,7 @@ impl<N: Network> TorchModel<N> {
     /// Returns the mean loss and the outputs without training. A script may change its state here
     /// too, which no later batch may see.
     fn measure(&mut self, batch: &Batch) -> Result<(f64, Tensor)> {
-        settings::enter(self.threads)?;
+        let _computation = self.begin()?;
         let measured = tch::no_grad(|| self.forward(batch, Mode::Evaluate));
         self.restore()?;
         let (loss, outputs) = measured?;
@@ -196,9 +211,11 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
-        settings::enter(self.threads)?;
+        let _computation = self.begin()?;
         let (inputs, _) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let autocast = self.autocast()?;
         let output = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate));
+        drop(autocast);
         self.restore()?;
         predictions(&output?.outputs, batch)
     }
@@ -363,4 +380,92 @@ pub(super) fn with_elements<T>(tensor: &Tensor, of: impl FnOnce(&[f32]) -> T) ->
     // to them meanwhile.
     let elements = unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<f32>(), len) };
     Ok(of(elements))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use proto::column::ColumnSpec;
+
+    use super::super::network::Output;
+    use super::*;
+    use crate::device::Device;
+
+    /// Switches of libtorch that were on.
+    type Seen = Arc<Mutex<Vec<Vec<String>>>>;
+
+    /// A network of one layer that notes the switches with which it computes.
+    struct Probe {
+        tensors: Vec<Named>,
+        seen: Seen,
+    }
+
+    impl Network for Probe {
+        fn tensors(&self) -> &[Named] {
+            &self.tensors
+        }
+
+        fn initial(&self, _seed: u64) -> Result<Vec<Values>> {
+            Ok(vec![Values::F32(vec![0.5; 6])])
+        }
+
+        fn forward(
+            &mut self,
+            inputs: &[(CString, Tensor)],
+            _labels: Option<&Tensor>,
+            _mode: Mode,
+        ) -> Result<Output> {
+            let chosen = |name: &str| name.ends_with("tf32") || name.starts_with("autocast c");
+            let on = shim::switches().into_iter().filter(|(name, is_on)| *is_on && chosen(name));
+            self.seen.lock().unwrap().push(on.map(|(name, _)| name).collect());
+            let outputs = inputs[0].1.f_linear(&self.tensors[0].tensor, None::<&Tensor>).unwrap();
+            Ok(Output { outputs, loss: None })
+        }
+    }
+
+    fn probe(model: &str) -> (TorchModel<Probe>, Seen) {
+        settings::start().unwrap();
+        let text = format!(
+            "name = \"x\"\nepochs = 1\nbatch = {{ micro = 1 }}\nmodel = {{ builtin = \"probe\"{model} }}\n\
+             optimizer = {{ kind = \"sgd\", learning_rate = 1 }}\n\
+             data = {{ format = \"csv\", train = {{ files = [\"x\"] }} }}\n"
+        );
+        let spec = proto::spec::parse(&text, std::path::Path::new("x.toml"), &[]).unwrap();
+        let context = Context {
+            spec: Arc::new(spec),
+            inputs: vec![ColumnSpec::fixed("features", ElementType::F32, [2])],
+            label_max: Some(2),
+            artifacts: BTreeMap::new(),
+            device: Device::Cpu,
+            devices: Default::default(),
+            threads: 1,
+        };
+        let tensor = Tensor::zeros([3, 2], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+        let tensors = vec![Named { spec: TensorSpec::parameter("weight", [3, 2]), tensor }];
+        let seen = Seen::default();
+        let model = TorchModel::new(Probe { tensors, seen: Arc::clone(&seen) }, &context).unwrap();
+        (model, seen)
+    }
+
+    #[test]
+    fn each_computation_has_the_types_of_its_job_and_leaves_none_behind() {
+        let batch = Batch::of(&[1.0, 2.0], &[2], &Values::I64(vec![1]), 1);
+        let cases: [(&str, &[&str]); 4] = [
+            (", tf32 = true, autocast = \"bf16\"", &["autocast cpu", "cublas tf32", "cudnn tf32"]),
+            ("", &["autocast cache"]),
+            (", tf32 = true", &["autocast cache", "cublas tf32", "cudnn tf32"]),
+            (", autocast = \"bf16\"", &["autocast cpu"]),
+        ];
+        for (settings, expected) in cases {
+            let (mut model, seen) = probe(settings);
+            model.load(&[Values::F32(vec![0.25; 6])]).unwrap();
+            model.gradients(&batch, 0).unwrap();
+            model.evaluate(&batch).unwrap();
+            model.predict(&batch).unwrap();
+            model.evaluate_and_predict(&batch).unwrap();
+            assert_eq!(*seen.lock().unwrap(), vec![expected; 4], "{settings}");
+        }
+        assert!(!shim::switches()["autocast cpu"], "the thread computes in f32 again");
+    }
 }

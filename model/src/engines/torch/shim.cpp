@@ -15,9 +15,13 @@
 
 #include <dlfcn.h>
 #include <unistd.h>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/jit/codegen/fuser/interface.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
@@ -275,6 +279,16 @@ std::string short_hash(const std::string& text) {
   return out;
 }
 
+// Whether the processor multiplies tiles of bf16.
+bool has_amx() {
+#if defined(__x86_64__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1u << 22)) != 0;
+#else
+  return false;
+#endif
+}
+
 // The instructions beyond AVX2 that oneDNN looks for.
 std::string instructions() {
 #if defined(__x86_64__)
@@ -286,6 +300,7 @@ std::string instructions() {
   add(__builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0, "AVX512");
   add(__builtin_cpu_supports("avx512vnni") != 0, "VNNI");
   add(__builtin_cpu_supports("avx512bf16") != 0, "BF16");
+  add(has_amx(), "AMX");
   return found.empty() ? "SSE" : found;
 #else
   return "ARM";
@@ -361,6 +376,13 @@ c10::IValue call(Script& script, std::vector<c10::IValue> inputs, const torch::j
   return answer;
 }
 
+// Lets cuBLAS and cuDNN round the inputs of f32 products to TF32. PyTorch lets cuDNN do so unless it is told otherwise.
+void allow_tf32(bool allowed) {
+  auto& context = at::globalContext();
+  context.setAllowTF32CuBLAS(allowed);
+  context.setAllowTF32CuDNN(allowed);
+}
+
 c10::Device device_of(int index) {
   return index < 0 ? c10::Device(at::kCPU) : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
@@ -393,14 +415,58 @@ char* ebb_settings() {
     context.setBenchmarkCuDNN(false);
     context.setDeterministicMkldnn(true);
     context.setFloat32MatmulPrecision("highest");
-    context.setAllowTF32CuBLAS(false);
-    context.setAllowTF32CuDNN(false);
+    allow_tf32(false);
+    // Sums of 16-bit products are f32, whichever algorithm cuBLAS chooses for a shape. PyTorch lets it round partial sums to 16 bits.
+    context.setAllowFP16ReductionCuBLAS(false);
+    context.setAllowBF16ReductionCuBLAS(false);
+    context.setAllowFP16AccumulationCuBLAS(false);
+    context.setAllowFP16BF16ReductionMathSDP(false);
     // The profiling executor watches the first calls and then runs other, fused code with other roundings.
     getExecutorMode() = false;
     getProfilingMode() = false;
     setTensorExprFuserEnabled(false);
     overrideCanFuseOnCPU(false);
     overrideCanFuseOnGPU(false);
+  });
+}
+
+// Whether f32 products on CUDA devices may use TF32: a switch of the whole process.
+char* ebb_tf32(bool allowed) {
+  return guard([allowed] { allow_tf32(allowed); });
+}
+
+// Whether operations of the calling thread compute in bf16 where they lose little by it, on a CUDA device or for -1 on the CPU.
+char* ebb_autocast(int device, bool on) {
+  return guard([&] {
+    const auto type = device_of(device).type();
+    at::autocast::set_autocast_dtype(type, at::kBFloat16);
+    at::autocast::set_autocast_enabled(type, on);
+    // The cache of cast weights belongs to the process, and whoever ends a forward pass clears it. With it, another thread would decide
+    // whether two uses of a weight share one cast, whose gradient is then summed in bf16 instead of f32.
+    at::autocast::set_autocast_cache_enabled(!on);
+  });
+}
+
+// The switches that decide how results round, a line each; `out` is for `ebb_free`.
+char* ebb_switches(char** out) {
+  return guard([out] {
+    auto& context = at::globalContext();
+    std::ostringstream text;
+    text << "deterministic " << context.deterministicAlgorithms() << "\n"
+         << "cudnn deterministic " << context.deterministicCuDNN() << "\n"
+         << "cudnn benchmark " << context.benchmarkCuDNN() << "\n"
+         << "cudnn tf32 " << context.allowTF32CuDNN() << "\n"
+         << "cublas tf32 " << context.allowTF32CuBLAS() << "\n"
+         << "onednn deterministic " << context.deterministicMkldnn() << "\n"
+         << "onednn tf32 " << context.allowTF32OneDNN() << "\n"
+         << "cublas f16 sums " << (context.allowFP16ReductionCuBLAS() == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK) << "\n"
+         << "cublas bf16 sums " << (context.allowBF16ReductionCuBLAS() == at::CuBLASReductionOption::AllowReducedPrecisionWithSplitK) << "\n"
+         << "cublas f16 accumulation " << context.allowFP16AccumulationCuBLAS() << "\n"
+         << "attention 16-bit sums " << context.allowFP16BF16ReductionMathSDP() << "\n"
+         << "autocast cpu " << at::autocast::is_autocast_enabled(at::kCPU) << "\n"
+         << "autocast cuda " << at::autocast::is_autocast_enabled(at::kCUDA) << "\n"
+         << "autocast cache " << at::autocast::is_autocast_cache_enabled() << "\n";
+    *out = copy(text.str());
   });
 }
 

@@ -4,6 +4,7 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
 use std::fmt;
+use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
@@ -26,6 +27,10 @@ unsafe extern "C" {
     fn ebb_library() -> *const c_char;
     fn ebb_settings() -> *mut c_char;
     fn ebb_facts(device: i32, out: *mut *mut c_char) -> *mut c_char;
+    fn ebb_tf32(allowed: bool) -> *mut c_char;
+    fn ebb_autocast(device: i32, on: bool) -> *mut c_char;
+    #[cfg(test)]
+    fn ebb_switches(out: *mut *mut c_char) -> *mut c_char;
     fn ebb_thread(threads: i32) -> *mut c_char;
     fn ebb_load(file: *const c_char, device: i32, out: *mut *mut RawScript) -> *mut c_char;
     fn ebb_drop(script: *mut RawScript);
@@ -87,6 +92,61 @@ pub(super) fn thread(threads: usize) -> Result<(), String> {
     result(unsafe { ebb_thread(threads) })
 }
 
+/// Allows or forbids TF32 for the whole process; see `ebb_tf32`.
+pub(super) fn allow_tf32(allowed: bool) -> Result<(), String> {
+    // SAFETY: takes a flag.
+    result(unsafe { ebb_tf32(allowed) })
+}
+
+/// Returns the switches that decide how results round, by name.
+#[cfg(test)]
+pub(super) fn switches() -> std::collections::BTreeMap<String, bool> {
+    let mut text = ptr::null_mut();
+    // SAFETY: without error `text` is a C string of ours to free.
+    let text = unsafe {
+        result(ebb_switches(&raw mut text)).expect("libtorch tells its switches");
+        let copy = CStr::from_ptr(text).to_string_lossy().into_owned();
+        ebb_free(text.cast());
+        copy
+    };
+    let switch = |line: &str| line.rsplit_once(' ').map(|(name, value)| (name.to_owned(), value == "1"));
+    text.lines().filter_map(switch).collect()
+}
+
+/// Autocast of the calling thread to bf16, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Autocast {
+    device: i32,
+    /// It is a setting of the thread.
+    _here: PhantomData<*const ()>,
+}
+
+impl Autocast {
+    /// Begins autocast of operations on `device`.
+    pub(super) fn begin(device: tch::Device) -> Result<Self, String> {
+        let device = index(device)?;
+        // SAFETY: takes a number and a flag.
+        result(unsafe { ebb_autocast(device, true) })?;
+        Ok(Self { device, _here: PhantomData })
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        // SAFETY: takes a number and a flag.
+        let ended = result(unsafe { ebb_autocast(self.device, false) });
+        debug_assert_eq!(ended, Ok(()));
+    }
+}
+
+/// Returns the number of a device in the shim: -1 is the CPU.
+fn index(device: tch::Device) -> Result<i32, String> {
+    match device {
+        tch::Device::Cuda(index) => i32::try_from(index).map_err(|_| "no such device".to_owned()),
+        _ => Ok(-1),
+    }
+}
+
 /// An attribute of a script that matters for training.
 #[derive(Debug)]
 pub(super) struct Entry {
@@ -126,10 +186,7 @@ impl Drop for Script {
 impl Script {
     /// Reads a file that `torch.jit.save` wrote onto a device.
     pub(super) fn load(file: &Path, device: tch::Device) -> Result<Self, String> {
-        let device = match device {
-            tch::Device::Cuda(index) => i32::try_from(index).map_err(|_| "no such device".to_owned())?,
-            _ => -1,
-        };
+        let device = index(device)?;
         let file = CString::new(file.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
         let mut script = ptr::null_mut();
         // SAFETY: `file` is a C string, and `script` is set when there is no error.
