@@ -4,13 +4,17 @@
 //! The operations are those of usual networks. At their sizes the libraries below libtorch (oneDNN,
 //! MKL, ATen's own kernels) choose vector widths, cut long sums into blocks, and share work among
 //! threads.
+//!
+//! A worker has one class for all its jobs, so the operations whose types autocast decides are
+//! computed under autocast too. TF32 is for NVIDIA GPUs alone, whose facts name the GPU and the
+//! versions of its libraries: they decide how TF32 rounds.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use proto::numerics::Numerics;
 use proto::random::Keyed;
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use super::network::device as place;
 use super::{settings, shim};
@@ -37,30 +41,43 @@ pub(in crate::engines) fn numerics(device: Device, threads: usize) -> Result<Num
 
 fn compute(device: Device, threads: usize) -> Result<Numerics> {
     settings::start()?;
-    settings::enter(threads)?;
     let failed = |reason: String| Error::Engine { what: "the numerics class".to_owned(), reason };
     let index = match device {
         Device::Cpu => -1,
         Device::Cuda(index) => index as i32,
     };
     let library = shim::facts(index).map_err(failed)?;
-    let mut results = Results::on(place(device));
-    results.operations().map_err(|error| failed(error.to_string()))?;
+    let results = results(device, threads)?;
     let count = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
-    let hash = proto::artifact::sha256_hex(&results.bytes);
-    Ok(Numerics::computed(&format!("{library}, {count}, results {}", &hash[..8]), &results.bytes))
+    let hash = proto::artifact::sha256_hex(&results);
+    Ok(Numerics::computed(&format!("{library}, {count}, results {}", &hash[..8]), &results))
+}
+
+/// Returns the bytes of the results.
+fn results(device: Device, threads: usize) -> Result<Vec<u8>> {
+    let failed =
+        |error: TchError| Error::Engine { what: "the numerics class".to_owned(), reason: error.to_string() };
+    let mut results = Results::on(place(device));
+    let _computation = settings::compute(threads, false)?;
+    results.operations().map_err(failed)?;
+    // From the inputs of the first pass.
+    (results.autocasts, results.inputs) = (true, 0);
+    results.lowered().map_err(failed)?;
+    Ok(results.bytes)
 }
 
 /// Inputs of the operations, and the bytes of their results.
 struct Results {
     device: tch::Device,
     inputs: u64,
+    /// Whether forward computes under autocast.
+    autocasts: bool,
     bytes: Vec<u8>,
 }
 
 impl Results {
     const fn on(device: tch::Device) -> Self {
-        Self { device, inputs: 0, bytes: Vec::new() }
+        Self { device, inputs: 0, autocasts: false, bytes: Vec::new() }
     }
 
     /// Returns new values between -1 and 1 at each call.
@@ -72,13 +89,25 @@ impl Results {
         Tensor::f_from_slice(&values)?.f_view(shape)?.f_to_device(self.device)?.f_set_requires_grad(true)
     }
 
+    /// Computes an operation as forward does. With autocast its input is in bf16, as behind a
+    /// product.
+    fn forward(&self, x: &Tensor, of: impl FnOnce(&Tensor) -> tch::Result<Tensor>) -> tch::Result<Tensor> {
+        if !self.autocasts {
+            return of(x);
+        }
+        let x = x.f_to_kind(Kind::BFloat16)?;
+        let _autocast = shim::Autocast::begin(self.device).map_err(TchError::Torch)?;
+        of(&x)
+    }
+
     /// Adds the result of an operation, and the gradients of its inputs.
     fn take(&mut self, output: &Tensor, inputs: &[&Tensor]) -> tch::Result<()> {
         let weights = self.input(&output.size())?.f_detach()?;
         let total = output.f_mul(&weights)?.f_sum(Kind::Float)?;
         let gradients = Tensor::f_run_backward(&[total], inputs, false, false)?;
         for tensor in std::iter::once(output).chain(&gradients) {
-            let tensor = tensor.f_detach()?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
+            let tensor =
+                tensor.f_detach()?.f_to_kind(Kind::Float)?.f_to_device(tch::Device::Cpu)?.f_contiguous()?;
             let begin = self.bytes.len();
             self.bytes.resize(begin + tensor.numel() * size_of::<f32>(), 0);
             tensor.f_copy_data_u8(&mut self.bytes[begin..], tensor.numel())?;
@@ -87,23 +116,32 @@ impl Results {
     }
 
     fn operations(&mut self) -> tch::Result<()> {
+        self.lowered()?;
+        self.reductions()
+    }
+
+    /// Computes the operations whose types autocast decides.
+    fn lowered(&mut self) -> tch::Result<()> {
         self.products()?;
         self.convolutions()?;
         self.norms()?;
-        self.functions()?;
-        self.reductions()
+        self.functions()
     }
 
     fn products(&mut self) -> tch::Result<()> {
         for (records, inputs, outputs) in [(33, 784, 65), (4, 2304, 10), (128, 64, 192)] {
             let (x, w, b) =
                 (self.input(&[records, inputs])?, self.input(&[outputs, inputs])?, self.input(&[outputs])?);
-            self.take(&x.f_linear(&w, Some(&b))?, &[&x, &w, &b])?;
+            let y = self.forward(&x, |x| x.f_linear(&w, Some(&b)))?;
+            self.take(&y, &[&x, &w, &b])?;
         }
         let (q, k, v) =
             (self.input(&[2, 4, 40, 16])?, self.input(&[2, 4, 40, 16])?, self.input(&[2, 4, 40, 16])?);
-        let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_softmax(-1, Kind::Float)?;
-        self.take(&scores.f_matmul(&v)?, &[&q, &k, &v])
+        let y = self.forward(&q, |q| {
+            let scores = q.f_matmul(&k.f_transpose(-2, -1)?)?.f_softmax(-1, Kind::Float)?;
+            scores.f_matmul(&v)
+        })?;
+        self.take(&y, &[&q, &k, &v])
     }
 
     fn convolutions(&mut self) -> tch::Result<()> {
@@ -114,10 +152,12 @@ impl Results {
             let x = self.input(&[4, from, 14, 14])?;
             let (w, b) = (self.input(&[to, from / groups, kernel, kernel])?, self.input(&[to])?);
             let (stride, pad) = ([stride, stride], [kernel / 2, kernel / 2]);
-            let y = x.f_conv2d(&w, Some(&b), stride, pad, [1, 1], groups)?;
+            let y = self.forward(&x, |x| x.f_conv2d(&w, Some(&b), stride, pad, [1, 1], groups))?;
             self.take(&y, &[&x, &w, &b])?;
-            self.take(&x.f_max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false)?, &[&x])?;
-            self.take(&x.f_avg_pool2d([2, 2], [2, 2], [0, 0], false, true, None::<i64>)?, &[&x])?;
+            let y = self.forward(&x, |x| x.f_max_pool2d([2, 2], [2, 2], [0, 0], [1, 1], false))?;
+            self.take(&y, &[&x])?;
+            let y = self.forward(&x, |x| x.f_avg_pool2d([2, 2], [2, 2], [0, 0], false, true, None::<i64>))?;
+            self.take(&y, &[&x])?;
         }
         Ok(())
     }
@@ -125,27 +165,33 @@ impl Results {
     fn norms(&mut self) -> tch::Result<()> {
         let x = self.input(&[8, 32, 12, 12])?;
         let (w, b) = (self.input(&[32])?, self.input(&[32])?);
-        let batch =
-            x.f_batch_norm(Some(&w), Some(&b), None::<&Tensor>, None::<&Tensor>, true, 0.1, 1e-5, false)?;
-        self.take(&batch, &[&x, &w, &b])?;
-        self.take(&x.f_group_norm(4, Some(&w), Some(&b), 1e-5, false)?, &[&x, &w, &b])?;
+        let none = None::<&Tensor>;
+        let y =
+            self.forward(&x, |x| x.f_batch_norm(Some(&w), Some(&b), none, none, true, 0.1, 1e-5, false))?;
+        self.take(&y, &[&x, &w, &b])?;
+        let y = self.forward(&x, |x| x.f_group_norm(4, Some(&w), Some(&b), 1e-5, false))?;
+        self.take(&y, &[&x, &w, &b])?;
         let x = self.input(&[48, 200])?;
         let (w, b) = (self.input(&[200])?, self.input(&[200])?);
-        self.take(&x.f_layer_norm([200], Some(&w), Some(&b), 1e-5, false)?, &[&x, &w, &b])
+        let y = self.forward(&x, |x| x.f_layer_norm([200], Some(&w), Some(&b), 1e-5, false))?;
+        self.take(&y, &[&x, &w, &b])
     }
 
     fn functions(&mut self) -> tch::Result<()> {
+        type Function = fn(&Tensor) -> tch::Result<Tensor>;
+        let functions: [Function; 8] = [
+            |x| x.f_softmax(-1, Kind::Float),
+            |x| x.f_log_softmax(-1, Kind::Float),
+            |x| x.f_gelu("none"),
+            Tensor::f_silu,
+            Tensor::f_tanh,
+            Tensor::f_sigmoid,
+            Tensor::f_exp,
+            Tensor::f_erf,
+        ];
         let x = self.input(&[64, 130])?;
-        for y in [
-            x.f_softmax(-1, Kind::Float)?,
-            x.f_log_softmax(-1, Kind::Float)?,
-            x.f_gelu("none")?,
-            x.f_silu()?,
-            x.f_tanh()?,
-            x.f_sigmoid()?,
-            x.f_exp()?,
-            x.f_erf()?,
-        ] {
+        for function in functions {
+            let y = self.forward(&x, function)?;
             self.take(&y, &[&x])?;
         }
         Ok(())
@@ -167,6 +213,17 @@ impl Results {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_class_knows_the_results_of_autocast() {
+        let mut plain = Results::on(tch::Device::Cpu);
+        let _computation = settings::compute(1, false).unwrap();
+        plain.operations().unwrap();
+        let all = std::thread::spawn(|| results(Device::Cpu, 1).unwrap()).join().unwrap();
+        let (first, lower) = all.split_at(plain.bytes.len());
+        assert!(first == plain.bytes && !lower.is_empty());
+        assert!(lower != &first[..lower.len()], "they are those of f32");
+    }
 
     #[test]
     fn the_class_is_the_same_each_time_and_another_with_other_threads() {
