@@ -6,6 +6,7 @@
 #[path = "../harness/mod.rs"]
 mod harness;
 
+mod autocast;
 mod bad_data;
 mod bad_input;
 mod bad_records;

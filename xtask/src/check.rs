@@ -88,7 +88,8 @@ pub(crate) const CUDA: &str = "--package ebbflow-kernels --features cuda --lib -
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
 /// both halves run without it: each process that loads libtorch computes for a third of a second
 /// before it begins, and tests start thousands of them.
-const WITH_TORCH: [&str; 5] = ["chaos", "custom_model", "matches_pytorch", "same_bits", "shared_memory"];
+const WITH_TORCH: [&str; 6] =
+    ["autocast", "chaos", "custom_model", "matches_pytorch", "same_bits", "shared_memory"];
 
 /// Those that take longest, the longest first: they begin first. Nothing depends on a name that is
 /// missing here.
