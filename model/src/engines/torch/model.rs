@@ -326,9 +326,9 @@ pub(super) fn fill(target: &Tensor, values: &Values) -> tch::Result<()> {
 /// They must outlive the tensor, nobody may write to them, and shape and strides must cover as many
 /// elements.
 unsafe fn view(values: &Values, shape: &[i64], strides: &[i64]) -> tch::Result<Tensor> {
-    let kind = match values {
-        Values::F32(_) | Values::External(_) => Kind::Float,
-        Values::I64(_) => Kind::Int64,
+    let kind = match values.dtype() {
+        DType::F32 => Kind::Float,
+        DType::I64 => Kind::Int64,
     };
     // SAFETY: `values` has so many elements of this type.
     unsafe { Tensor::f_from_blob(values.bytes().as_ptr(), shape, strides, kind, tch::Device::Cpu) }
