@@ -54,3 +54,28 @@ impl Deref for Part {
         match self.0 {}
     }
 }
+
+#[expect(unsafe_code, reason = "the same signatures as with CUDA")]
+impl Storage {
+    /// Copies values from memory of the same device, which there is none of here.
+    ///
+    /// # Panics
+    /// Always: these lie on the host.
+    ///
+    /// # Safety
+    /// None.
+    pub unsafe fn copy_from_foreign(&mut self, _: u64) {
+        panic!("storage on a device");
+    }
+
+    /// Copies these values to memory of the same device, which there is none of here.
+    ///
+    /// # Panics
+    /// Always: these lie on the host.
+    ///
+    /// # Safety
+    /// None.
+    pub unsafe fn copy_to_foreign(&self, _: u64) {
+        panic!("storage on a device");
+    }
+}

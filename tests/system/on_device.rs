@@ -247,7 +247,11 @@ fn processes_of_a_script_take_turns_on_the_devices_and_see_theirs_alone() {
     }
     let (driver, dir) = (Driver::new(), tempfile::tempdir().unwrap());
     let script = dir.path().join("train.py");
-    fs::write(&script, "echo \"sees $CUDA_VISIBLE_DEVICES as $EBBFLOW_DEVICE\"; echo $CUBLAS_WORKSPACE_CONFIG >> $0.cublas").unwrap();
+    fs::write(
+        &script,
+        "echo \"sees $CUDA_VISIBLE_DEVICES as $EBBFLOW_DEVICE\"; echo $CUBLAS_WORKSPACE_CONFIG >> $0.cublas",
+    )
+    .unwrap();
     // The script never joins, so each run ends with an error.
     let run = |more: &[&str], visible: Option<&str>| {
         let out = dir.path().join("out");

@@ -12,6 +12,7 @@ mod mlp;
 mod model;
 mod network;
 mod numerics;
+mod on_device;
 mod resnet;
 mod script;
 mod settings;

@@ -18,6 +18,7 @@ use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
 
 use super::network::{Mode, Named, Network, device, failed};
+use super::on_device::OnDevice;
 use super::{loss, settings, shim};
 use crate::engines::outputs::detached;
 use crate::error::{Error, Result};
@@ -34,6 +35,8 @@ pub(super) struct TorchModel<N> {
     shared: Vec<Weights>,
     spec: ModelSpec,
     device: tch::Device,
+    /// Where gradients stay and weights come from, if that is a CUDA device.
+    on_device: Option<OnDevice>,
     threads: usize,
 }
 
@@ -59,6 +62,7 @@ impl<N: Network> TorchModel<N> {
             network,
             spec: context.spec.model.clone(),
             device: device(context.device),
+            on_device: OnDevice::of(context),
             threads: context.threads,
         })
     }
@@ -96,6 +100,10 @@ impl<N: Network> TorchModel<N> {
         let failed = failed("gradients");
         let parameters: Vec<&Tensor> = parameters(self.network.tensors()).collect();
         let gradients = Tensor::f_run_backward(&[&loss], &parameters, false, false).map_err(failed)?;
+        if let Some(on_device) = &self.on_device {
+            let values = self.left_on(on_device, gradients, weight)?;
+            return Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values });
+        }
         let mut gradients = gradients.into_iter();
         let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
             TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
@@ -107,6 +115,32 @@ impl<N: Network> TorchModel<N> {
         });
         let values = values.collect::<tch::Result<_>>().map_err(failed)?;
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
+    }
+
+    /// Returns gradients times `weight` and new state. Floats stay on the device, all of them: a sum
+    /// has both its values in one memory.
+    fn left_on(&self, on_device: &OnDevice, gradients: Vec<Tensor>, weight: f32) -> Result<Vec<Values>> {
+        let failed = failed("gradients");
+        let tensors = self.network.tensors();
+        let mut gradients = gradients.into_iter();
+        let float = |named: &Named| match named.spec.role {
+            TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
+                Some(gradient) => gradient.f_mul_scalar(f64::from(weight)),
+                // It took no part in the loss.
+                None => named.tensor.f_zeros_like(),
+            },
+            TensorRole::State | TensorRole::Counter | TensorRole::Register => {
+                Ok(named.tensor.shallow_clone())
+            }
+        };
+        let floats = tensors.iter().filter(|named| named.spec.dtype() == DType::F32).map(float);
+        let floats = floats.collect::<tch::Result<Vec<_>>>().map_err(failed)?;
+        let mut floats = on_device.read(&floats)?.into_iter();
+        let value = |named: &Named| match named.spec.dtype() {
+            DType::F32 => Ok(floats.next().expect("one for each tensor of floats")),
+            DType::I64 => read(&named.tensor),
+        };
+        tensors.iter().map(value).collect::<tch::Result<_>>().map_err(failed)
     }
 
     fn train_and_restore(
@@ -147,10 +181,20 @@ impl<N: Network> TorchModel<N> {
             });
         }
         let failed = failed("load weights");
+        let mut within = Vec::new();
         for (index, (Named { spec, tensor }, values)) in tensors.iter().zip(weights).enumerate() {
             if share && spec.role == TensorRole::Parameter && can_lie_in(tensor, values) {
                 // SAFETY: `shared` keeps them until the tensor has other memory.
                 unsafe { lay(tensor, values) }.map_err(failed)?;
+                continue;
+            }
+            if let Some(storage) = kernels::values::on_device(values) {
+                if tensor.is_contiguous() {
+                    within.push((tensor, storage));
+                } else {
+                    let reason = |reason| Error::Engine { what: "load weights".to_owned(), reason };
+                    fill(tensor, values.on_host().map_err(reason)?.as_ref()).map_err(failed)?;
+                }
                 continue;
             }
             let at = tensor.data_ptr().cast_const().cast();
@@ -161,6 +205,9 @@ impl<N: Network> TorchModel<N> {
                 tensor.shallow_clone().f_set_data(&own).map_err(failed)?;
             }
             fill(tensor, values).map_err(failed)?;
+        }
+        if let (Some(on_device), false) = (&self.on_device, within.is_empty()) {
+            on_device.write(&within)?;
         }
         for (index, value) in &self.loaded {
             copy(&tensors[*index].tensor, value).map_err(failed)?;
@@ -183,6 +230,10 @@ impl<N: Network> Model for TorchModel<N> {
         self.network.initial(seed)
     }
 
+    fn device(&self) -> kernels::Device {
+        self.on_device.as_ref().map(OnDevice::device).cloned().unwrap_or_default()
+    }
+
     fn load(&mut self, weights: &[Values]) -> Result<()> {
         self.take_over(weights, false)?;
         self.shared.clear();
@@ -190,6 +241,9 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn load_shared(&mut self, weights: &Weights) -> Result<()> {
+        if self.on_device.is_some() {
+            return self.load(weights);
+        }
         // Earlier weights are dropped when no parameter uses their memory any more.
         self.shared.push(weights.clone());
         self.take_over(weights, true)?;
