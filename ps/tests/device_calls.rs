@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use bytes::Bytes;
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
@@ -126,7 +125,7 @@ impl Job {
         let layout = Layout::new(self.opening.tensors.clone(), 1).expect("a model");
         let chunk = |id| {
             let (role, len) = (layout.tensor_of(id).role, layout.chunk(id).len);
-            Chunk { id, role, values: Bytes::from(vec![0; 4 * len]) }
+            Chunk { id, role, values: vec![0; 4 * len].into() }
         };
         let chunks = layout.members(PARTITION).iter().copied().map(chunk).collect();
         let push = Push { address: self.opening.address, target, wire: WireType::F32, chunks };
@@ -137,7 +136,7 @@ impl Job {
 
     async fn pull_version(&self, version: u64) {
         let (address, want) = (self.opening.address, Want::Exact(Version(version)));
-        let pull = Pull { address, want, wait: Duration::ZERO, wire: WireType::F32 };
+        let pull = Pull { address, want, wait: Duration::ZERO, wire: WireType::F32, on_device: false };
         self.ps.pull(pull).await.expect("a version");
     }
 }

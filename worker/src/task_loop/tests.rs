@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use model::{Evaluation, Gradients, Model};
 use net::channel::Dialer;
 use proto::ids::{ChunkId, Era, JobId, Version};
-use proto::parameters::{Outcome, Parameters, Pull, Push, Pushed, Take, Want};
+use proto::parameters::{GivenValues, Outcome, Parameters, Pull, Push, Pushed, Take, Want};
 use proto::tensor::{TensorSpec, Values};
 use proto::wire::WireType;
 use tokio::sync::watch;
@@ -148,7 +148,8 @@ impl Parameters for Ps {
             return Err(Failure::new(Kind::NotYet, "not yet"));
         }
         tokio::time::sleep(self.transfer).await;
-        take(ChunkId(0), WireType::F32, &value(address.job, address.era, version.get()).to_le_bytes())?;
+        let value = value(address.job, address.era, version.get()).to_le_bytes();
+        take(ChunkId(0), WireType::F32, GivenValues::Host(&value))?;
         Ok(version)
     }
 }
