@@ -57,6 +57,12 @@ impl Deref for Part {
 
 #[expect(unsafe_code, reason = "the same signatures as with CUDA")]
 impl Storage {
+    /// Returns where the values lie on a device, which they never do here.
+    #[expect(clippy::unused_self, reason = "the same signatures as with CUDA")]
+    pub const fn foreign_address(&self) -> Option<u64> {
+        None
+    }
+
     /// Copies values from memory of the same device, which there is none of here.
     ///
     /// # Panics

@@ -9,6 +9,12 @@ use super::launch::Address;
 use crate::storage::Storage;
 
 impl Storage {
+    /// Returns where the values lie on a device, for a library that reads them there once
+    /// [`Device::settle`](crate::Device::settle) has returned. `None`: they lie on the host.
+    pub fn foreign_address(&self) -> Option<u64> {
+        self.on_any_device().map(|buffer| buffer.address().0)
+    }
+
     /// Copies values from memory of the same device over these.
     ///
     /// # Panics

@@ -67,10 +67,25 @@ impl<N: Network> TorchModel<N> {
         })
     }
 
+    /// Returns the inputs and the labels on the device, each `[n, shape..]` in its column's type.
+    fn records(&self, batch: &Batch) -> Result<(Vec<(CString, Tensor)>, Tensor)> {
+        let failed = failed("move records to the device");
+        let tensor = |column: &Column| tensor(column, batch.samples, self.device).map_err(failed);
+        // SAFETY: the batch is borrowed until all that is computed from it was read on the host.
+        let placed = self.on_device.as_ref().map(|on_device| unsafe { on_device.inputs(batch) });
+        let tensors = match placed.transpose()?.flatten() {
+            Some(tensors) => tensors,
+            None => batch.inputs.iter().map(tensor).collect::<Result<_>>()?,
+        };
+        // A name with a zero byte is no argument of any function.
+        let name = |column: &Column| CString::new(column.spec().name.as_str()).unwrap_or_default();
+        Ok((batch.inputs.iter().map(name).zip(tensors).collect(), tensor(&batch.labels)?))
+    }
+
     /// Returns the mean loss and the outputs. Autocast ends here: backward computes in the types of
     /// forward.
     fn forward(&mut self, batch: &Batch, mode: Mode) -> Result<(Tensor, Tensor)> {
-        let (inputs, labels) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let (inputs, labels) = self.records(batch)?;
         let own_loss = (self.spec.loss == Loss::Module).then_some(&labels);
         let _autocast = self.autocast()?;
         let output = self.network.forward(&inputs, own_loss, mode)?;
@@ -266,7 +281,7 @@ impl<N: Network> Model for TorchModel<N> {
 
     fn predict(&mut self, batch: &Batch) -> Result<Column> {
         let _computation = self.begin()?;
-        let (inputs, _) = tensors(batch, self.device).map_err(failed("move records to the device"))?;
+        let (inputs, _) = self.records(batch)?;
         let autocast = self.autocast()?;
         let output = tch::no_grad(|| self.network.forward(&inputs, None, Mode::Evaluate));
         drop(autocast);
@@ -309,19 +324,11 @@ fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
     tensors.iter().filter(|named| named.spec.role == TensorRole::Parameter).map(|named| &named.tensor)
 }
 
-/// Returns the inputs and the labels on the device, each `[n, shape..]` in its column's type.
-fn tensors(batch: &Batch, device: tch::Device) -> tch::Result<(Vec<(CString, Tensor)>, Tensor)> {
-    let tensor = |column: &Column| {
-        let spec = column.spec();
-        let shape: Vec<i64> = [batch.samples].iter().chain(&spec.shape).map(|&size| size as i64).collect();
-        Tensor::f_from_data_size(column.bytes(), &shape, kind(spec.dtype))?.f_to_device(device)
-    };
-    // A name with a zero byte is no argument of any function.
-    let named = |column: &Column| {
-        Ok((CString::new(column.spec().name.as_str()).unwrap_or_default(), tensor(column)?))
-    };
-    let inputs = batch.inputs.iter().map(named).collect::<tch::Result<_>>()?;
-    Ok((inputs, tensor(&batch.labels)?))
+/// Returns the values of a column on the device, `[n, shape..]` in the column's type.
+fn tensor(column: &Column, samples: usize, device: tch::Device) -> tch::Result<Tensor> {
+    let spec = column.spec();
+    let shape: Vec<i64> = [samples].iter().chain(&spec.shape).map(|&size| size as i64).collect();
+    Tensor::f_from_data_size(column.bytes(), &shape, kind(spec.dtype))?.f_to_device(device)
 }
 
 /// Returns libtorch's name of a column's type.

@@ -7,6 +7,7 @@
 //! No line of this file has run on a real device.
 #![expect(unsafe_code, reason = "the kernels reach a tensor by its address")]
 
+use data::{Batch, Column};
 use kernels::{Device, Storage};
 use proto::tensor::{DType, Values};
 use tch::{Kind, Tensor};
@@ -77,6 +78,37 @@ impl OnDevice {
             unsafe { storage.copy_to_foreign(address(tensor)) };
         }
         self.settle("load weights within the device")
+    }
+
+    /// Returns inputs of a batch that lie on the device already, `[n, shape..]`. `None`: some do
+    /// not.
+    ///
+    /// # Errors
+    /// The device failed.
+    ///
+    /// # Safety
+    /// The batch outlives the tensors, and what libtorch computes from them.
+    pub(super) unsafe fn inputs(&self, batch: &Batch) -> Result<Option<Vec<Tensor>>> {
+        const WHAT: &str = "records on the device";
+        let of = |index: usize| {
+            let storage = kernels::values::storage(batch.placed.get(index)?.as_ref())?;
+            storage.foreign_address()
+        };
+        let addresses: Option<Vec<_>> = (0..batch.inputs.len()).map(of).collect();
+        let Some(addresses) = addresses.filter(|addresses| !addresses.is_empty()) else { return Ok(None) };
+        self.settle(WHAT)?;
+        let device = tch::Device::Cuda(self.index as usize);
+        let tensor = |(input, address): (&Column, u64)| {
+            let shape: Vec<_> =
+                [batch.samples].iter().chain(&input.spec().shape).map(|&n| n as i64).collect();
+            let mut strides = vec![1; shape.len()];
+            (1..shape.len()).rev().for_each(|at| strides[at - 1] = strides[at] * shape[at]);
+            let place = std::ptr::with_exposed_provenance(address as usize);
+            // SAFETY: so many floats lie there; the caller keeps the batch.
+            unsafe { Tensor::f_from_blob(place, &shape, &strides, Kind::Float, device) }
+        };
+        let tensors = batch.inputs.iter().zip(addresses).map(tensor);
+        tensors.collect::<tch::Result<_>>().map(Some).map_err(failed(WHAT))
     }
 
     fn settle(&self, what: &str) -> Result<()> {
