@@ -581,7 +581,7 @@ pub fn pack(chunks: impl IntoIterator<Item = Chunk>) -> impl Iterator<Item = pb:
 
 /// A chunk that is sent itself. Its values are encoded already if they travel as a 16-bit type.
 pub fn encode(chunk: Chunk) -> pb::Chunk {
-    pb::Chunk { id: chunk.id.get(), values: chunk.values.host().clone(), region: None }
+    pb::Chunk { id: chunk.id.get(), values: chunk.values.into_host(), region: None }
 }
 
 /// Gathers chunks into messages as [`pack`] does. `encode` makes the message of a chunk, when that

@@ -323,6 +323,17 @@ impl ChunkValues {
         }
     }
 
+    /// Returns the elements in memory of the host, which they share.
+    ///
+    /// # Panics
+    /// If they lie on a device.
+    pub fn into_host(self) -> Bytes {
+        match self {
+            Self::Host(values) => values,
+            Self::Device { .. } => panic!("{NOT_ON_HOST}"),
+        }
+    }
+
     /// Returns some of the elements, by their bytes.
     ///
     /// # Panics
