@@ -35,7 +35,7 @@ const CUDA: [&str; 11] = [
 const FAILED: &str = "the CUDA device has failed";
 
 /// What [`kernels::Error::OutOfMemory`] says.
-const KERNELS_FULL: &str = " bytes are free; ";
+const KERNELS_FULL: &str = " bytes are free";
 
 /// What [`kernels::Error::Wrong`] says.
 const KERNELS_WRONG: &str = " computes wrong: ";

@@ -60,7 +60,13 @@ const TANH: &str = "tanh";
 
 /// Returns the error of an operation that the device refused. It goes on.
 fn refused(what: &str, error: &kernels::Error) -> Error {
-    Error::Engine { what: what.to_owned(), reason: error.to_string() }
+    let said = error.to_string();
+    let reason = match error {
+        // The advice is for a ps. A worker has its own.
+        kernels::Error::OutOfMemory { .. } => said.split(';').next().unwrap_or_default().to_owned(),
+        _ => said,
+    };
+    Error::Engine { what: what.to_owned(), reason }
 }
 
 /// Returns the error of a device that has failed, and says so from now on.
