@@ -1,7 +1,18 @@
 //! A machine without a CUDA driver, or without NVRTC: the call says so, and nothing panics.
+//!
+//! This program starts itself as another process, which has NVRTC.
+#![expect(
+    clippy::disallowed_methods,
+    reason = "this program starts itself, and says so through the environment"
+)]
+
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
 
 use kernels::cuda::{Device, Error};
 use kernels::device::listed;
+use sha2::{Digest as _, Sha256};
 
 use self::fake::Driver;
 
@@ -14,6 +25,43 @@ mod library;
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the whole program")]
 #[path = "../../tests/harness/skip.rs"]
 mod skip;
+
+/// Environment variable with the folder for compiled kernels that another process fills.
+const CACHE: &str = "EBB_TEST_CACHE";
+
+/// Not a test: what another process does.
+#[test]
+fn another_process_with_a_compiler_fills_the_cache() {
+    let Some(cache) = env::var_os(CACHE) else { return };
+    library::load_nvrtc();
+    Driver::load();
+    Device::open(0, Some(Path::new(&cache))).expect("a driver and a compiler");
+}
+
+/// A device opens without NVRTC if another process has left compiled kernels.
+fn kernels_of_another_process_are_enough() {
+    if env::var_os("EBB_NVRTC").is_none_or(|folder| folder.is_empty()) {
+        return skip::skipped(skip::Lacks::Package, "no NVRTC: nobody could compile kernels");
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("kernels");
+    let mut other = Command::new(env::current_exe().expect("this program has a path"));
+    other.args(["--exact", "another_process_with_a_compiler_fills_the_cache"]).env(CACHE, &cache);
+    let output = other.output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+
+    let open = || Device::open(0, Some(&cache));
+    assert_eq!(open().expect("compiled before").ordinal(), 0);
+    // What a newer compiler made comes first, and the driver refuses it.
+    let entry = fs::read_dir(&cache).expect("a cache").next().expect("an entry").expect("an entry").path();
+    let newer = ".version 99.0\n";
+    let hash: String = Sha256::digest(newer).iter().map(|byte| format!("{byte:02x}")).collect();
+    let (key, _) = entry.to_str().expect("a text").rsplit_once('-').expect("a version");
+    fs::write(format!("{key}-99.0.ptx"), format!("{hash}\n{newer}")).expect("written");
+    assert_eq!(open().expect("the other entry").ordinal(), 0);
+    fs::remove_file(entry).expect("removed");
+    assert!(matches!(open(), Err(Error::DriverTooOld { .. })), "the newer one alone");
+}
 
 /// One test, because what a process has loaded stays loaded.
 #[test]
@@ -60,4 +108,5 @@ fn a_machine_without_driver_or_compiler_is_told_so_and_goes_on() {
     }
     let said = Error::NoCompiler.to_string();
     assert!(said.starts_with("no NVRTC: ") && said.contains("LD_LIBRARY_PATH"), "{said}");
+    kernels_of_another_process_are_enough();
 }

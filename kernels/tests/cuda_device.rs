@@ -396,15 +396,33 @@ fn what_cannot_be_opened_is_named_and_damaged_caches_are_written_anew() {
 
     let folder = tempfile::tempdir().expect("a folder");
     let cache = folder.path().join("kernels");
+    // The driver does not load what was compiled, so the next compiler must not find it.
+    driver.version(12_080);
+    Device::open(0, Some(&cache)).expect_err("the driver is old");
+    driver.version(13_000);
+    assert!(!cache.exists(), "kernels were kept that no driver has loaded");
+
     let open = || Device::open(0, Some(&cache)).expect("it opens");
+    let entries = || -> Vec<PathBuf> {
+        let entries = fs::read_dir(&cache).expect("a cache");
+        entries.map(|entry| entry.expect("an entry").path()).collect()
+    };
     assert_eq!((open().ordinal(), open().name()), (0, "a host that plays a device"));
-    let entries: Vec<PathBuf> =
-        fs::read_dir(&cache).expect("a cache").map(|entry| entry.expect("an entry").path()).collect();
-    assert_eq!(entries.len(), 1, "{entries:?}");
-    let good = fs::read(&entries[0]).expect("an entry");
-    fs::write(&entries[0], &good[..good.len() / 2]).expect("damaged");
+    let [entry] = &entries()[..] else { panic!("{:?}", entries()) };
+    let good = fs::read(entry).expect("an entry");
+    fs::write(entry, &good[..good.len() / 2]).expect("damaged");
     open();
-    assert!(fs::read(&entries[0]).expect("an entry") == good, "written anew");
+    assert!(fs::read(entry).expect("an entry") == good, "written anew");
+
+    // What another compiler has made is not read.
+    let name = entry.to_str().expect("a text");
+    let (key, version) = name.rsplit_once('-').expect("a version");
+    let release = format!("release {}, ", version.trim_end_matches(".ptx"));
+    assert!(String::from_utf8_lossy(&good).contains(&release), "the compiler says its {release}");
+    let other = format!("{key}-1{version}");
+    fs::rename(entry, &other).expect("renamed");
+    open();
+    assert!(entry.exists() && entries().len() == 2, "{:?}", entries());
 }
 
 #[test]

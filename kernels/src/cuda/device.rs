@@ -154,18 +154,19 @@ impl Device {
         let stream = || context.new_stream().map_err(failed("make a stream"));
         let (compute, uploads, downloads) = (stream()?, stream()?, stream()?);
 
-        let ptx = compiler::ptx(major * 10 + minor, cache)?;
-        let ptx = CString::new(ptx).unwrap_or_default();
-        // SAFETY: the image is a text that ends with a zero.
-        let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
-        let module = module.map_err(|error| match error {
-            DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
-                let reason = "and NVRTC writes kernels for a newer one; install a newer driver, or an NVRTC as old as \
-                              this one"
-                    .to_owned();
-                Error::DriverTooOld { version, reason }
-            }
-            error => failed("load the kernels")(error),
+        let module = compiler::load(major * 10 + minor, cache, |ptx| {
+            let ptx = CString::new(ptx).unwrap_or_default();
+            // SAFETY: the image is a text that ends with a zero.
+            let module = unsafe { result::module::load_data(ptx.as_ptr().cast()) };
+            module.map_err(|error| match error {
+                DriverError(CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION) => {
+                    let reason =
+                        "and NVRTC writes kernels for a newer one; install a newer driver, or an NVRTC as old as \
+                         this one";
+                    Error::DriverTooOld { version, reason: reason.to_owned() }
+                }
+                error => failed("load the kernels")(error),
+            })
         })?;
         let failure = Mutex::default();
         let (kernels, staging) = (BTreeMap::new(), Staging::default());

@@ -115,7 +115,7 @@ fn a_device_without_a_target_is_named_and_a_refusal_says_why() {
         return;
     }
     let oldest = targets().unwrap().into_iter().min().unwrap();
-    assert_eq!(ptx(10, None), Err(Error::Unsupported { capability: 10, oldest }));
+    assert_eq!(load(10, None, Ok), Err(Error::Unsupported { capability: 10, oldest }));
     // A device that is newer than NVRTC runs what is compiled for an older one.
     assert!(architecture(9999).is_ok());
     let refused = compile("compute_1").unwrap_err().to_string();
