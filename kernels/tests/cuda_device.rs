@@ -18,6 +18,7 @@ use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
 use proto::tensor::{DType, TensorSpec};
 use proto::wire::WireType;
+use sha2::{Digest as _, Sha256};
 
 use self::fake::Driver;
 
@@ -31,16 +32,25 @@ mod library;
 #[path = "../../tests/harness/skip.rs"]
 mod skip;
 
-/// The device of all tests, and the folder of its cache. `None`: there is no NVRTC.
+/// Orders of streams that are tried.
+const SEEDS: u64 = 4;
+
+/// The device of most tests. `None`: there is no NVRTC.
 fn device() -> Option<Arc<Device>> {
-    static DEVICE: OnceLock<Option<Arc<Device>>> = OnceLock::new();
-    DEVICE
-        .get_or_init(|| {
-            library::load_nvrtc();
+    devices().first().cloned()
+}
+
+/// The device as often as there are orders of its streams. None: there is no NVRTC.
+fn devices() -> &'static [Arc<Device>] {
+    static DEVICES: OnceLock<Vec<Arc<Device>>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        library::load_nvrtc();
+        let cache = tempfile::tempdir().expect("a folder");
+        let open = |seed| {
             if !is_real() {
-                Driver::load();
+                Driver::load().seed(seed);
             }
-            match Device::open(0, None) {
+            match Device::open(0, Some(cache.path())) {
                 Ok(device) => Some(device),
                 Err(Error::NoCompiler) => {
                     skip::skipped(skip::Lacks::Package, "no NVRTC: no kernel ran by a driver");
@@ -48,8 +58,9 @@ fn device() -> Option<Arc<Device>> {
                 }
                 Err(error) => panic!("{error}"),
             }
-        })
-        .clone()
+        };
+        (0..SEEDS).map_while(open).collect()
+    })
 }
 
 #[expect(clippy::disallowed_methods, reason = "a person says through the environment which driver to use")]
@@ -176,20 +187,20 @@ proptest! {
     fn a_chunk_trained_on_a_device_has_the_bits_of_one_on_the_host(
         columns in columns(4), moves in any::<bool>(),
     ) {
-        let Some(device) = device() else { return Ok(()) };
         for optimizer in optimizers() {
             let expected = trained(None, &optimizer, &columns, moves);
-            let found = trained(Some(&device), &optimizer, &columns, moves);
-            prop_assert_eq!(found, expected, "{:?}", optimizer);
+            for (seed, device) in devices().iter().enumerate() {
+                let found = trained(Some(device), &optimizer, &columns, moves);
+                prop_assert_eq!(&found, &expected, "{:?}, seed {}", optimizer, seed);
+            }
         }
-        device.settle().expect("nothing failed");
+        devices().iter().for_each(|device| device.settle().expect("nothing failed"));
     }
 
     #[test]
     fn state_and_casts_on_a_device_have_the_bits_of_the_host(
         columns in columns(1), counters in vec(any::<[i64; 2]>(), 0..70), count in 1..=1_u64 << 24,
     ) {
-        let Some(device) = device() else { return Ok(()) };
         let pairs = counters.iter().map(|[left, right]| (*left, *right));
         let (counted, others): (Vec<i64>, Vec<i64>) = pairs.unzip();
         let (counted, others) = (bytemuck::cast_slice(&counted), bytemuck::cast_slice(&others));
@@ -208,7 +219,10 @@ proptest! {
             let encoded = [WireType::F32, WireType::Bf16, WireType::F16].map(|wire| values.encode(wire));
             (bits(&mean), bits(&rounded), merged.bytes().into_owned(), both.bytes().into_owned(), encoded)
         };
-        prop_assert_eq!(run(Some(&device)), run(None));
+        let expected = run(None);
+        for device in devices() {
+            prop_assert_eq!(&run(Some(device)), &expected);
+        }
     }
 }
 
@@ -301,17 +315,18 @@ fn mixed(seed: u32, length: usize) -> Vec<f32> {
 
 #[test]
 fn chunks_of_every_small_width_and_of_1_mib_have_the_bits_of_the_host() {
-    let Some(device) = device() else { return };
     let whole = (1 << 20) / 4;
     for length in (1..=33).chain([whole - 1, whole]) {
         let columns: Vec<_> = (1..5).map(|seed| mixed(seed, length)).collect();
         for optimizer in optimizers() {
             let expected = trained(None, &optimizer, &columns, true);
-            let found = trained(Some(&device), &optimizer, &columns, true);
-            assert!(found == expected, "{length} elements, {optimizer:?}");
+            for (seed, device) in devices().iter().enumerate() {
+                let found = trained(Some(device), &optimizer, &columns, true);
+                assert!(found == expected, "{length} elements, {optimizer:?}, seed {seed}");
+            }
         }
     }
-    device.settle().expect("nothing failed");
+    devices().iter().for_each(|device| device.settle().expect("nothing failed"));
 }
 
 #[test]
@@ -423,6 +438,17 @@ fn what_cannot_be_opened_is_named_and_damaged_caches_are_written_anew() {
     fs::rename(entry, &other).expect("renamed");
     open();
     assert!(entry.exists() && entries().len() == 2, "{:?}", entries());
+
+    // The driver runs no kernel whose parameters are others than its twin's.
+    let good = String::from_utf8(good).expect("a text");
+    let (_, ptx) = good.split_once('\n').expect("a hash and a text");
+    let parameter = |bits| format!(".param .u{bits} sum_param_3");
+    assert!(ptx.contains(&parameter(64)), "{ptx}");
+    let drifted = ptx.replace(&parameter(64), &parameter(32));
+    let hash: String = Sha256::digest(&drifted).iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(entry, format!("{hash}\n{drifted}")).expect("written");
+    let refused = Device::open(0, Some(&cache)).expect_err("another kernel").to_string();
+    assert!(refused.starts_with("CUDA device 0 could not find a kernel: "), "{refused}");
 }
 
 #[test]

@@ -1,15 +1,18 @@
 //! Every order between streams, and between the device and the host, is needed: without any single
 //! one of them a test sees it.
 //!
-//! The driver of `tests/cuda/driver.cpp` counts the places of three mutations while a chunk is
-//! trained on it: waits that do nothing, operations that run early, and operations that run late.
-//! Then the training is repeated once for each place, with the mutation there.
+//! The driver of `tests/cuda/driver.cpp` counts the places of three mutations while values are
+//! computed on it: waits that do nothing, operations that run early, and operations that run late.
+//! Then the computation is repeated once for each place, with the mutation there.
+//!
+//! A seed says which stream goes first when several may. Without a mutation all seeds have one
+//! result. So an order that the product forgets is noticed too, whatever the mutations are.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use kernels::cuda::{Device, Error};
+use kernels::cuda::{Device, Error, Opened};
 use kernels::{Merge, Operand, Optimizer, Slot, Storage, dense};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
@@ -30,8 +33,14 @@ mod library;
 mod skip;
 
 const LENGTH: usize = 600;
+/// Values for two and a half pieces of page-locked memory.
+const LONG: usize = 5 << 17;
 /// Half of the driver's memory, in bytes.
-const MOST: usize = 1 << 19;
+const MOST: usize = 7 << 20;
+/// Values of a part that crosses: a multiple of what a part begins at.
+const PART: usize = 256;
+/// Orders of streams that are tried. Among these each stream goes before each other one.
+const SEEDS: u64 = 8;
 /// The driver's error for an access to memory that is not there.
 const ILLEGAL_ADDRESS: i32 = 700;
 
@@ -49,54 +58,89 @@ fn without_any_single_join_or_order_the_result_is_another() {
         Err(error) => panic!("{error}"),
     }
     driver.memory(2 * MOST);
+    driver.own(true);
     let (mut noticed, mut unnoticed) = (0, Vec::new());
-    for pools in [true, false] {
+    for (pools, compute) in
+        [(true, trained as Computation), (true, placed), (true, crossed), (false, summed), (false, crossed)]
+    {
         driver.pools(pools);
-        let expected = if pools { trained(None) } else { summed(None) };
-        let run = |mutation| scenario(driver, cache.path(), pools, mutation);
-        let found = run((Mutation::Nothing, 0));
-        assert!(found.as_ref() == Ok(&expected), "without a mutation, pools: {pools}, {found:?}");
+        let expected = compute(None);
+        let run = |seed, mutation| scenario(driver, cache.path(), compute, seed, mutation);
+        let is_right = |found: &Found| found.as_ref() == Ok(&expected);
+        for seed in 0..SEEDS {
+            let found = run(seed, (Mutation::Nothing, 0));
+            assert!(is_right(&found), "seed {seed}, pools: {pools}, {}", said(&found));
+        }
         let mutations = [Mutation::Join, Mutation::Early, Mutation::Late];
+        run(0, (Mutation::Nothing, 0)).expect("it was right before");
         let counts = mutations.map(|mutation| (mutation, driver.counted(mutation)));
         println!("pools: {pools}, places: {counts:?}");
         for (mutation, count) in counts {
-            // Nothing reads what the last kernel writes.
-            let count = count - i64::from(mutation == Mutation::Late);
+            // Nothing reads what the last two kernels write.
+            let count = count - if mutation == Mutation::Late { 2 } else { 0 };
             for place in 0..count {
-                if run((mutation, place)).as_ref() == Ok(&expected) {
+                if is_right(&run(0, (mutation, place))) {
                     unnoticed.push((pools, mutation, place));
                 } else {
                     noticed += 1;
                 }
                 // What a mutation left behind is no mutation.
-                let found = run((Mutation::Nothing, 0));
-                assert!(found.as_ref() == Ok(&expected), "after {mutation:?} at {place}: {found:?}");
+                let found = run(0, (Mutation::Nothing, 0));
+                assert!(is_right(&found), "after {mutation:?} at {place}: {}", said(&found));
             }
         }
     }
     println!("{noticed} mutations were noticed");
     assert!(unnoticed.is_empty(), "nobody noticed {unnoticed:?}");
-    assert!(noticed >= 100, "{noticed} mutations");
+    assert!(noticed >= 200, "{noticed} mutations");
 }
 
-/// Computes on a new device, with a mutation at one place. Returns the bits, or what else is wrong.
+/// Computes on a device, or on the host. Returns the bits.
+type Computation = fn(Option<&Place>) -> Vec<Vec<u32>>;
+
+/// The bits that were computed, or what else is wrong.
+type Found = Result<Vec<Vec<u32>>, String>;
+
+/// A device, and the same one as another process opens it.
+struct Place {
+    device: Arc<Device>,
+    other: Arc<Device>,
+}
+
+/// Returns what is wrong, without the bits.
+fn said(found: &Found) -> &str {
+    found.as_ref().map_or_else(String::as_str, |_| "the bits differ")
+}
+
+/// Computes on a new device, with a mutation at one place.
 fn scenario(
     driver: &Driver,
     cache: &Path,
-    pools: bool,
-    (mutation, place): (Mutation, i64),
-) -> Result<Vec<Vec<u32>>, String> {
+    compute: Computation,
+    seed: u64,
+    (mutation, at): (Mutation, i64),
+) -> Found {
     driver.mutate(Mutation::Nothing, 0);
-    let device = Device::open(0, Some(cache)).expect("it opens");
-    driver.mutate(mutation, place);
+    driver.seed(seed);
+    let open = || Device::open(0, Some(cache)).expect("it opens");
+    let place = Place { device: open(), other: open() };
+    let device = &place.device;
+    // What is tried when devices are opened is not for mutations.
+    [device, &place.other].into_iter().for_each(|device| device.settle().expect("it works"));
+    driver.mutate(mutation, at);
     let run = catch_unwind(AssertUnwindSafe(|| {
-        let values = if pools { trained(Some(&device)) } else { summed(Some(&device)) };
+        let values = compute(Some(&place));
         // What is queued gives back the memory that is asked for.
         for _ in 0..2 {
-            let most = Storage::on_device(&device, DType::F32, MOST / 4 + 1);
+            let most = Storage::on_device(device, DType::F32, MOST / 4 + 1);
             drop(most.map_err(|error| error.to_string())?);
         }
-        let mut storage = Storage::on_device(&device, DType::F32, 1).map_err(|error| error.to_string())?;
+        let one = |device| Storage::on_device(device, DType::F32, 1).map_err(|error| error.to_string());
+        let (mut storage, mut other) = (one(device)?, one(&place.other)?);
+        other.fill(1.0);
+        if *other.bytes() != 1_f32.to_le_bytes() {
+            return Err("the other device computes wrong".to_owned());
+        }
         driver.breaks(ILLEGAL_ADDRESS);
         storage.fill(1.0);
         let settled = device.settle();
@@ -104,11 +148,12 @@ fn scenario(
         if settled.is_ok() {
             return Err("a failure of a kernel is not reported".to_owned());
         }
-        // It has not run when the device is closed.
+        // They have not run when the devices are closed.
         storage.fill(2.0);
+        other.fill(2.0);
         Ok(values)
     }));
-    drop(device);
+    drop(place);
     match run {
         Ok(result) => driver.harm().map_or(result, |harm| Err(harm.to_owned())),
         // Without a mutation it is a fault of this test.
@@ -117,11 +162,84 @@ fn scenario(
     }
 }
 
+/// Copies bytes of the host over a part of what kernels write before and read after, and reads a
+/// part back. The copies take more than the pieces of page-locked memory.
+fn placed(place: Option<&Place>) -> Vec<Vec<u32>> {
+    let (mut values, mut sum, mut short) = (zeros_of(place, LONG), zeros_of(place, LONG), zeros(place));
+    values.fill(2.0);
+    for number in 1..3 {
+        // The sum of the turn before has not read the values yet.
+        with_payload(LONG - 100 * number, 0.1 * number as f32, |payload| values.place(52 * number, payload));
+        sum.merge(Operand::Stored(&values), Merge::Sum(WireType::F32));
+    }
+    with_payload(LONG, 0.3, |payload| sum.merge(Operand::Payload(payload), Merge::Sum(WireType::F32)));
+    // Every piece of the copies before is used again.
+    for number in 0..5 {
+        with_payload(LENGTH, number as f32, |payload| {
+            short.merge(Operand::Payload(payload), Merge::Sum(WireType::F32));
+        });
+    }
+    let mut part = Storage::zeros(DType::F32, LENGTH);
+    part.receive_part(&sum, 4 * LENGTH, 4 * LENGTH - 8).expect("it works");
+    [values, sum, short, part].iter().map(bits).collect()
+}
+
+/// Moves values between devices of two processes, which are one here. The first one exports memory.
+/// The second one writes a part, the first one another, and both read what the other wrote.
+fn crossed(place: Option<&Place>) -> Vec<Vec<u32>> {
+    let Some(Place { device, other }) = place else {
+        let mut exported = zeros_of(None, LENGTH);
+        let mut part = Storage::zeros(DType::F32, PART);
+        part.fill(3.0);
+        with_payload(PART, 0.1, |payload| part.merge(Operand::Payload(payload), Merge::Sum(WireType::F32)));
+        exported.place(0, &part.bytes());
+        let mut sum = zeros_of(None, LENGTH);
+        sum.merge(Operand::Stored(&exported), Merge::Sum(WireType::F32));
+        with_payload(PART, 0.2, |payload| exported.place(PART * 4, payload));
+        let mut there = Storage::zeros(DType::F32, PART);
+        there.fill(10.0);
+        with_payload(PART, 0.2, |payload| there.merge(Operand::Payload(payload), Merge::Sum(WireType::F32)));
+        return [part, there, sum, exported].iter().map(bits).collect();
+    };
+    let (mut exported, handle) = Storage::exported(device, DType::F32, LENGTH).expect("memory");
+    let opened = Arc::new(Opened::open(other, DType::F32, &handle).expect("the driver passes it"));
+    let on_other = |value| {
+        let mut storage = Storage::on_device(other, DType::F32, PART).expect("memory");
+        storage.fill(value);
+        storage
+    };
+
+    let mut values = on_other(3.0);
+    with_payload(PART, 0.1, |payload| values.merge(Operand::Payload(payload), Merge::Sum(WireType::F32)));
+    opened.part(DType::F32, 0, PART * 4).write(Operand::Stored(&values));
+    drop(values);
+    other.settle().expect("it works");
+
+    let mut part = Storage::zeros(DType::F32, PART);
+    part.receive_part(&exported, 0, PART * 4).expect("it works");
+    let mut sum = zeros_of(place, LENGTH);
+    sum.merge(Operand::Stored(&exported), Merge::Sum(WireType::F32));
+    // The sum has not read it before.
+    with_payload(PART, 0.2, |payload| exported.place(PART * 4, payload));
+    device.settle().expect("it works");
+
+    let mut there = on_other(10.0);
+    there.merge(Operand::Stored(&opened.part(DType::F32, PART * 4, PART * 4)), Merge::Sum(WireType::F32));
+    // The sum has not read it before.
+    drop(opened);
+    let mut found = vec![bits(&part), bits(&there), bits(&sum)];
+    sum.write(Operand::Stored(&exported));
+    // Nothing has read it before.
+    drop(exported);
+    found.push(bits(&sum));
+    found
+}
+
 /// Adds values on a device without pools, which frees memory only when nothing runs.
-fn summed(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
-    let mut sum = zeros(device);
-    with_payload(0.1, |payload| sum.write(Operand::Payload(payload)));
-    let mut other = zeros(device);
+fn summed(place: Option<&Place>) -> Vec<Vec<u32>> {
+    let mut sum = zeros(place);
+    with_payload(LENGTH, 0.1, |payload| sum.write(Operand::Payload(payload)));
+    let mut other = zeros(place);
     other.fill(2.0);
     sum.merge(Operand::Stored(&other), Merge::Sum(WireType::F32));
     // The sum has not read it yet.
@@ -131,30 +249,30 @@ fn summed(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
 
 /// Trains a chunk for two steps, with every kind of operation. Every payload is overwritten when
 /// the call with it returns. Returns weights, slots and what was sent.
-fn trained(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
+fn trained(place: Option<&Place>) -> Vec<Vec<u32>> {
     let spec = OptimizerSpec::new(OptimizerKind::Lamb, 0.03);
     let optimizer = Optimizer::new(&spec, 50).expect("valid");
     let layout = Layout::new(vec![TensorSpec::parameter("w", [LENGTH])], 1).expect("a model");
-    let mut weights = zeros(device);
-    with_payload(0.1, |payload| weights.write(Operand::Payload(payload)));
-    let mut slots: Vec<_> = (0..optimizer.slots()).map(|_| zeros(device)).collect();
+    let mut weights = zeros(place);
+    with_payload(LENGTH, 0.1, |payload| weights.write(Operand::Payload(payload)));
+    let mut slots: Vec<_> = (0..optimizer.slots()).map(|_| zeros(place)).collect();
     let mut sent = Vec::new();
     for step in 0..2 {
         let factor = 0.2 + step as f32;
-        let mut first = zeros(device);
+        let mut first = zeros(place);
         let halves: Vec<u16> = (0..LENGTH).map(|at| 0x3f80 + at as u16 % 64).collect();
         first.decode(bytemuck::cast_slice(&halves), WireType::Bf16);
-        with_payload(factor, |payload| {
+        with_payload(LENGTH, factor, |payload| {
             first.merge(Operand::Payload(payload), Merge::Sum(WireType::F16));
         });
         // More than there are pieces of page-locked memory.
         for number in 0..6 {
-            with_payload(factor - number as f32, |payload| {
+            with_payload(LENGTH, factor - number as f32, |payload| {
                 first.merge(Operand::Payload(payload), Merge::Sum(WireType::F32));
             });
         }
-        let mut second = zeros(device);
-        with_payload(factor + 0.3, |payload| {
+        let mut second = zeros(place);
+        with_payload(LENGTH, factor + 0.3, |payload| {
             second.merge_of(Operand::Stored(&first), Operand::Payload(payload), Merge::Sum(WireType::F32));
         });
         second.round(WireType::Bf16);
@@ -163,34 +281,34 @@ fn trained(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
         let squares = optimizer.prepare(step, 0.25).measure(&weights, Operand::Stored(&second), &slots);
         let update =
             optimizer.prepare(step, 0.25).with_norms(&layout, &[(ChunkId(0), squares)], &[ChunkId(0)])[0];
-        let mut next = zeros(device);
-        let mut there: Vec<_> = slots.iter().map(|_| zeros(device)).collect();
+        let mut next = zeros(place);
+        let mut there: Vec<_> = slots.iter().map(|_| zeros(place)).collect();
         let given: Vec<_> = slots.iter().zip(&mut there).map(|(from, to)| Slot::Moved { from, to }).collect();
         update.apply(&weights, Operand::Stored(&second), given, &mut next);
         (weights, slots) = (next, there);
         drop(second);
-        let mut mean = zeros(device);
+        let mut mean = zeros(place);
         mean.mean_of(Operand::Stored(&weights), 3);
         // A copy in place of the weights, whose memory is freed while nothing has run.
-        let mut copy = zeros(device);
+        let mut copy = zeros(place);
         copy.write(Operand::Stored(&mean));
         drop(mean);
         sent.push(copy.encode(WireType::F16).iter().map(|byte| u32::from(*byte)).collect());
     }
     weights.round(WireType::Bf16);
     sent.extend(std::iter::once(&weights).chain(&slots).map(bits));
-    sent.extend(layer(device));
+    sent.extend(layer(place));
     sent
 }
 
 /// Computes a dense layer forth and back, with weights that change between two products. Whatever
 /// was uploaded is used before the next upload, which would wait for it too.
-fn layer(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
+fn layer(place: Option<&Place>) -> Vec<Vec<u32>> {
     let (records, inputs, outputs) = (10, 20, 30);
     let stored = |factor: f32, length: usize| {
         let mut values = sines(factor, length);
-        let mut storage = match device {
-            Some(device) => Storage::uploaded(device, &values).expect("memory"),
+        let mut storage = match place {
+            Some(Place { device, .. }) => Storage::uploaded(device, &values).expect("memory"),
             None => kernels::Device::default().upload(&values[..]).expect("the host"),
         };
         values.fill(f32::NAN);
@@ -202,7 +320,7 @@ fn layer(device: Option<&Arc<Device>>) -> Vec<Vec<u32>> {
     let mut w = stored(0.1, LENGTH);
     let first = dense::forward(Operand::Stored(&x), &w, &b).expect("memory");
     // The product above has not read them yet.
-    with_payload(0.2, |payload| w.place(0, payload));
+    with_payload(LENGTH, 0.2, |payload| w.place(0, payload));
     w.scale(0.7);
     // The page-locked memory of that copy is needed again.
     for number in 1..5 {
@@ -227,16 +345,20 @@ fn sines(factor: f32, length: usize) -> Vec<f32> {
     (0..length).map(|at| (at as f32 * factor).sin()).collect()
 }
 
-fn zeros(device: Option<&Arc<Device>>) -> Storage {
-    match device {
-        Some(device) => Storage::on_device(device, DType::F32, LENGTH).expect("memory"),
-        None => Storage::zeros(DType::F32, LENGTH),
+fn zeros(place: Option<&Place>) -> Storage {
+    zeros_of(place, LENGTH)
+}
+
+fn zeros_of(place: Option<&Place>, length: usize) -> Storage {
+    match place {
+        Some(Place { device, .. }) => Storage::on_device(device, DType::F32, length).expect("memory"),
+        None => Storage::zeros(DType::F32, length),
     }
 }
 
 /// Calls an operation with a payload, and overwrites the payload when the call returns.
-fn with_payload(factor: f32, operation: impl FnOnce(&[u8])) {
-    let mut payload = sines(factor, LENGTH);
+fn with_payload(length: usize, factor: f32, operation: impl FnOnce(&[u8])) {
+    let mut payload: Vec<f32> = (0..length).map(|at| at as f32 * factor % 7.0 - 3.0).collect();
     operation(bytemuck::cast_slice(&payload));
     payload.fill(f32::NAN);
 }

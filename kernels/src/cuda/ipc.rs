@@ -13,7 +13,7 @@
 //! - Memory is closed when all operations so far have run.
 //! - A refusal leaves the device as it was. The caller passes the values another way.
 //! - No events cross. [`Device::settle`] comes before each message that lets the other process go
-//!   on.
+//!   on. The zeros of exported memory are there when its handle is.
 //!
 //! No driver of a real device has been asked yet.
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
@@ -180,6 +180,8 @@ impl Buffer {
         let buffer = Self::new(device, device.allocate_apart(all)?, bytes, Origin::Exported);
         // SAFETY: nobody else knows of the memory.
         unsafe { device.clear(buffer.address(), all) }?;
+        // Zeros that were written later would lie over what the other process has written.
+        device.settle()?;
         let raw = device.export(buffer.address())?;
         Ok((buffer, Handle { device: device.uuid(), bytes: bytes as u64, raw }))
     }

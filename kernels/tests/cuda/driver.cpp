@@ -1,11 +1,17 @@
 // A CUDA driver without a device, for tests: it runs the kernels on the host.
 //
 // An operation runs as late as the order of streams, events and waits allows: when something waits
-// for it. So an order that the caller forgot to ask for is wrong each time, and not by chance.
-// Fresh memory is 0xCD, and freed memory 0xDD. Only the functions that `kernels` calls are here.
+// for it. A seed gives each stream a rank. When an operation has to run, the streams of a higher
+// rank run first what their order allows. So an order that the caller forgot to ask for is wrong
+// each time, and not by chance: with seed 0 if an operation must not run late, and with another
+// seed if it must not run early. Fresh memory is 0xCD, and freed memory 0xDD. Only the functions
+// that `kernels` calls are here.
 //
-// Tests tell the driver what to be (`fake_devices`, `fake_version`, `fake_pools`, `fake_break`), and
-// which order to forget (`fake_mutate`). They ask what was called (`fake_count`, `fake_called`).
+// Tests tell the driver what to be (`fake_devices`, `fake_version`, `fake_pools`, `fake_break`),
+// which seed to use (`fake_seed`), which order to forget (`fake_mutate`), and which call fails
+// (`fake_fail`). Other processes are told by the environment: `EBB_TEST_SEED`, and
+// `EBB_TEST_FAIL=cuLaunchKernel:40:700` for the call of this number, from 0 on, and its error. They
+// ask what was called (`fake_count`, `fake_called`).
 //
 // Memory that is exported lies in a file without a name from then on. Its handle names the process
 // and the descriptor, and a process of this user opens the file through `/proc`. So exported memory
@@ -21,7 +27,9 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "host.hpp"
@@ -68,8 +76,37 @@ static int BROKEN = SUCCESS;
 
 // What a caller did that no driver allows.
 static const char* HARM = nullptr;
-// Addresses of freed memory.
-static std::set<Pointer> FREE;
+// Nothing is done to a device that is broken.
+static void harm(const char* what) {
+    if (BROKEN == SUCCESS) {
+        HARM = what;
+    }
+}
+
+static const char* const FREED_EARLIER = "memory was used after it was freed";
+static const char* const FREED_TOO_EARLY = "memory was freed before an operation had used it";
+
+struct Stream;
+
+// The end of what a stream had been told when the event was recorded.
+struct Event {
+    Stream* stream = nullptr;
+    unsigned long long until = 0;
+    // A mutation forgot to record it.
+    bool is_forgotten = false;
+
+    bool is_there() const;
+};
+
+// Memory that an operation uses.
+struct Range {
+    Pointer begin;
+    Pointer end;
+    // The address of the allocation on the device, or 0 for memory of the host.
+    Pointer block;
+
+    bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+};
 
 // What a caller asked for since `fake_count`.
 enum Call {
@@ -89,24 +126,29 @@ struct Operation {
     // What is left of it if the host no longer waits for it: an upload finds other values in the
     // host's memory, and a download comes too late.
     std::function<void()> abandoned;
-    // The memory of the device that it uses.
-    std::vector<Pointer> used;
-    bool is_kernel = false;
+    std::vector<Range> used;
+    // The module of a kernel.
+    const std::string* module = nullptr;
+    // What the stream waits for.
+    Event awaited = {};
+    bool is_free = false;
 
-    void perform() const {
-        const auto is_free = [](Pointer pointer) { return FREE.count(pointer) > 0; };
-        if (std::any_of(used.begin(), used.end(), is_free)) {
-            HARM = "memory was used after it was freed";
-        }
-        run();
+    void perform() const;
+
+    bool uses(const Range& range) const {
+        return std::any_of(used.begin(), used.end(), [&](const Range& other) { return range.meets(other); });
     }
 };
+
+static void run(Stream* stream, unsigned long long until);
 
 // Operations that have not run yet, and the number of those that were ever queued and that ran.
 struct Stream {
     std::deque<Operation> waiting;
     unsigned long long queued = 0;
     unsigned long long ran = 0;
+    // The stream with the highest rank goes first.
+    unsigned long long rank = 0;
     // It was not told to wait, so its next operation runs at once.
     bool hurries = false;
 
@@ -122,11 +164,8 @@ struct Stream {
     }
 
     bool is_early(const Operation& operation) const {
-        const auto shares = [&](const Operation& other) {
-            return std::find_first_of(other.used.begin(), other.used.end(), operation.used.begin(),
-                                      operation.used.end()) != other.used.end();
-        };
-        return std::any_of(waiting.begin(), waiting.end(), shares) && mutates(EARLY);
+        const auto uses = [&](const Range& range) { return uses_later(range); };
+        return std::any_of(operation.used.begin(), operation.used.end(), uses) && mutates(EARLY);
     }
 
     void push(Operation operation) {
@@ -134,29 +173,37 @@ struct Stream {
         ++queued;
         if (hurries) {
             hurries = false;
-            run(queued);
+            ::run(this, queued);
         }
     }
 
-    void run(unsigned long long until) {
-        while (ran < until) {
-            Operation operation = std::move(waiting.front());
-            waiting.pop_front();
-            ++ran;
-            if (operation.is_kernel && BREAKS != SUCCESS) {
-                BROKEN = BREAKS;
-                BREAKS = SUCCESS;
-            }
-            // No kernel runs on a broken device.
-            if (!operation.is_kernel || BROKEN == SUCCESS) {
-                operation.perform();
-            }
+    // Returns whether there is an operation whose event has come.
+    bool is_ready() const { return !waiting.empty() && waiting.front().awaited.is_there(); }
+
+    // Runs the next operation.
+    void step() {
+        const Operation operation = std::move(waiting.front());
+        waiting.pop_front();
+        ++ran;
+        if (operation.module != nullptr && BREAKS != SUCCESS) {
+            BROKEN = BREAKS;
+            BREAKS = SUCCESS;
+        }
+        // A broken device neither computes nor copies.
+        if (operation.is_free || BROKEN == SUCCESS) {
+            operation.perform();
         }
     }
 
-    bool has_kernels() const {
-        const auto is_kernel = [](const Operation& operation) { return operation.is_kernel; };
-        return std::any_of(waiting.begin(), waiting.end(), is_kernel);
+    bool has_kernels_of(const std::string* module) const {
+        const auto is_of = [=](const Operation& operation) { return operation.module == module; };
+        return std::any_of(waiting.begin(), waiting.end(), is_of);
+    }
+
+    // Returns whether an operation that has not run yet uses memory.
+    bool uses_later(const Range& range) const {
+        const auto uses = [&](const Operation& operation) { return operation.uses(range); };
+        return std::any_of(waiting.begin(), waiting.end(), uses);
     }
 
     void abandon() {
@@ -168,10 +215,33 @@ struct Stream {
     }
 };
 
-struct Event {
-    Stream* stream = nullptr;
-    unsigned long long until = 0;
-};
+bool Event::is_there() const { return stream == nullptr || stream->ran >= until; }
+
+// Streams that were not destroyed.
+static std::vector<Stream*> STREAMS;
+
+// Runs the operations of a stream up to this number, and as few others as their order and the ranks
+// demand.
+static void run(Stream* stream, unsigned long long until) {
+    while (stream->ran < until) {
+        Stream* next = stream;
+        while (!next->is_ready()) {
+            next = next->waiting.front().awaited.stream;
+        }
+        for (Stream* other : STREAMS) {
+            if (other->is_ready() && other->rank > next->rank) {
+                next = other;
+            }
+        }
+        next->step();
+    }
+}
+
+// Returns whether an operation of any stream that has not run yet uses memory.
+static bool is_used_later(const Range& range) {
+    const auto uses = [&](const Stream* stream) { return stream->uses_later(range); };
+    return std::any_of(STREAMS.begin(), STREAMS.end(), uses);
+}
 
 // Memory of the device.
 struct Block {
@@ -202,12 +272,15 @@ static_assert(sizeof(Exported) <= sizeof(Handle), "a handle has 64 bytes");
 static const unsigned long long MAGIC = 0x6562626c65697063;
 
 static std::recursive_mutex LOCK;
-static std::vector<Stream*> STREAMS;
 static std::map<Pointer, Block> MEMORY;
-// Memory whose free has not run yet.
-static std::map<Pointer, Block> LEAVING;
+// Memory that the caller has given up, with its bytes, until others may get it.
+static std::map<Pointer, std::size_t> GIVEN_UP;
+// Addresses of freed memory.
+static std::set<Pointer> FREE;
 // Freed memory. It keeps its pattern for a while, so that a late reader finds the pattern.
 static std::deque<std::pair<char*, Block>> FREED;
+// Page-locked memory of the host, with its bytes.
+static std::map<Pointer, std::size_t> PINNED;
 static std::size_t FREED_BYTES = 0;
 static const std::size_t FREED_MAX = std::size_t(1) << 27;
 static std::size_t USED = 0;
@@ -220,6 +293,11 @@ static std::size_t TOTAL = said("EBB_TEST_DEVICE_BYTES", 1L << 26);
 static int DEVICES = said("EBB_TEST_DEVICES", 1);
 static int VERSION = said("EBB_TEST_DRIVER_VERSION", 13000);
 static int POOLS = 1;
+// What ranks of streams depend on, and the number of the next stream since it was set.
+static unsigned long long SEED = said("EBB_TEST_SEED", 0);
+static unsigned long long NUMBER = 0;
+// Whether a process may open memory that it has exported itself.
+static bool IS_OWN_OPENED = false;
 // What calls that pass memory between processes fail with.
 static const int IPC = said("EBB_TEST_IPC", SUCCESS);
 static thread_local void* CURRENT = nullptr;
@@ -227,11 +305,97 @@ static int CONTEXT;
 
 #define LOCKED std::lock_guard<std::recursive_mutex> locked(LOCK)
 
+void Operation::perform() const {
+    const auto is_free = [](const Range& range) { return FREE.count(range.block) > 0; };
+    if (std::any_of(used.begin(), used.end(), is_free)) {
+        harm(FREED_EARLIER);
+    }
+    run();
+}
+
+// Returns the allocation in which an address lies: where it begins, and its bytes. 0: in none.
+template <class Value>
+static std::pair<Pointer, std::size_t> found_in(const std::map<Pointer, Value>& blocks, Pointer address) {
+    auto block = blocks.upper_bound(address);
+    if (block == blocks.begin()) {
+        return {0, 0};
+    }
+    --block;
+    std::size_t bytes;
+    if constexpr (std::is_same_v<Value, Block>) {
+        bytes = block->second.bytes;
+    } else {
+        bytes = block->second;
+    }
+    return address - block->first < bytes ? std::make_pair(block->first, bytes) : std::make_pair(0ULL, 0UL);
+}
+
+// Returns the memory of the device that lies at an address, to the end of its allocation. `block` is
+// 0: there is none.
+static Range on_device(Pointer address) {
+    const auto [block, bytes] = found_in(MEMORY, address);
+    if (block == 0 && found_in(GIVEN_UP, address).first != 0) {
+        harm(FREED_EARLIER);
+    }
+    return {address, block + bytes, block};
+}
+
+// Returns so many bytes of the device at an address.
+static Range on_device(Pointer address, std::size_t bytes) {
+    const Range range = on_device(address);
+    if (range.block != 0 && address + bytes > range.end) {
+        harm("memory was used beyond its end");
+    }
+    return {address, address + bytes, range.block};
+}
+
+static Range on_host(const void* address, std::size_t bytes) {
+    const Pointer begin = reinterpret_cast<Pointer>(address);
+    return {begin, begin + bytes, 0};
+}
+
+// Calls of a function that fail.
+struct Failing {
+    std::string function;
+    // The first of them, from 0 on, and how many.
+    long first = 0;
+    long count = 1;
+    int error = SUCCESS;
+};
+
+static Failing failing() {
+    const char* text = std::getenv("EBB_TEST_FAIL");
+    Failing failing;
+    if (text != nullptr) {
+        const std::string words(text);
+        const std::size_t name = words.find(':'), number = words.find(':', name + 1);
+        failing.function = words.substr(0, name);
+        failing.first = std::stol(words.substr(name + 1));
+        failing.error = std::stoi(words.substr(number + 1));
+    }
+    return failing;
+}
+static Failing FAILING = failing();
+static std::map<std::string, long> NUMBERS;
+
+// Counts a call. Returns what it fails with. Only a lack of memory leaves the device as it was.
+static int fails(const char* function) {
+    const long number = NUMBERS[function]++;
+    if (BROKEN == SUCCESS && FAILING.function == function && number >= FAILING.first &&
+        number < FAILING.first + FAILING.count) {
+        if (FAILING.error == OUT_OF_MEMORY) {
+            return OUT_OF_MEMORY;
+        }
+        BROKEN = FAILING.error;
+    }
+    return BROKEN;
+}
+
 // A driver whose device is broken refuses everything.
 #define WORKING \
     LOCKED; \
-    if (BROKEN != SUCCESS) { \
-        return Result(BROKEN); \
+    if (const int error = fails(__func__); error != SUCCESS) { \
+        return Result(error); \
     }
 
 // Sets how many devices there are.
@@ -251,6 +415,30 @@ DRIVER void fake_break(int error) {
     LOCKED;
     BREAKS = error;
     BROKEN = SUCCESS;
+}
+
+// Gives streams that are made from now on other ranks. 0: all have the same.
+DRIVER void fake_seed(unsigned long long seed) {
+    LOCKED;
+    SEED = seed;
+    NUMBER = 0;
+}
+
+// Sets whether this process may open memory that it has exported itself. No real driver allows it.
+DRIVER void fake_own(int opened) { IS_OWN_OPENED = opened != 0; }
+
+// Lets calls of a function fail, counted from 0 and from this call. The device works until then.
+DRIVER void fake_fail(const char* function, long first, long count, int error) {
+    LOCKED;
+    FAILING = {function, first, count, error};
+    BROKEN = SUCCESS;
+    NUMBERS.clear();
+}
+
+// Returns the number of calls of a function since then.
+DRIVER long fake_calls(const char* function) {
+    LOCKED;
+    return NUMBERS[function];
 }
 
 // Forgets an order at one of its places, counted from 0 and from this call.
@@ -367,9 +555,18 @@ DRIVER Result cuCtxSynchronize() {
     return SUCCESS;
 }
 
+// Returns a number that seems random, always the same for a seed and a stream.
+static unsigned long long rank(unsigned long long seed, unsigned long long number) {
+    unsigned long long mixed = (seed << 32 | number) * 0x9e3779b97f4a7c15;
+    mixed = (mixed ^ mixed >> 30) * 0xbf58476d1ce4e5b9;
+    mixed = (mixed ^ mixed >> 27) * 0x94d049bb133111eb;
+    return mixed ^ mixed >> 31;
+}
+
 DRIVER Result cuStreamCreate(Stream** stream, unsigned) {
-    LOCKED;
+    WORKING;
     *stream = new Stream;
+    (*stream)->rank = SEED == 0 ? 0 : rank(SEED, NUMBER++);
     STREAMS.push_back(*stream);
     return SUCCESS;
 }
@@ -381,18 +578,20 @@ DRIVER Result cuStreamSynchronize(Stream* stream) {
         stream->abandon();
         return SUCCESS;
     }
-    stream->run(stream->queued);
+    run(stream, stream->queued);
     return Result(BROKEN);
 }
 
 // An event may still name the stream, so it stays.
 DRIVER Result cuStreamDestroy_v2(Stream* stream) {
     LOCKED;
-    stream->run(stream->queued);
+    run(stream, stream->queued);
+    STREAMS.erase(std::remove(STREAMS.begin(), STREAMS.end(), stream), STREAMS.end());
     return SUCCESS;
 }
 
 DRIVER Result cuEventCreate(void** event, unsigned) {
+    WORKING;
     *event = new Event;
     return SUCCESS;
 }
@@ -405,9 +604,10 @@ DRIVER Result cuEventDestroy_v2(Event* event) {
 DRIVER Result cuEventRecord(Event* event, Stream* stream) {
     WORKING;
     if (!stream->waiting.empty() && mutates(JOIN)) {
+        event->is_forgotten = true;
         return SUCCESS;
     }
-    *event = Event{stream, stream->queued};
+    *event = Event{stream, stream->queued, false};
     return SUCCESS;
 }
 
@@ -417,22 +617,18 @@ DRIVER Result cuEventSynchronize(Event* event) {
     if (event->stream == nullptr || (event->until > event->stream->ran && mutates(JOIN))) {
         return SUCCESS;
     }
-    event->stream->run(event->until);
+    run(event->stream, event->until);
     return Result(BROKEN);
 }
 
 // A wait for an event that was never recorded waits for nothing.
 DRIVER Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
     WORKING;
-    const Event recorded = *event;
-    if (recorded.stream == nullptr) {
-        return SUCCESS;
-    }
-    if (recorded.until > recorded.stream->ran && mutates(JOIN)) {
+    if (event->is_forgotten || (!event->is_there() && mutates(JOIN))) {
         stream->hurries = true;
-        return SUCCESS;
+    } else if (event->stream != nullptr) {
+        stream->push({[] {}, nullptr, {}, nullptr, *event});
     }
-    stream->push({[recorded] { recorded.stream->run(recorded.until); }, nullptr, {}});
     return SUCCESS;
 }
 
@@ -476,6 +672,7 @@ static void bury(Pointer pointer, const Block& block) {
     while (FREED_BYTES > FREED_MAX) {
         const auto [oldest, of] = FREED.front();
         FREED_BYTES -= of.bytes;
+        GIVEN_UP.erase(reinterpret_cast<Pointer>(oldest));
         if (of.is_mapped) {
             munmap(oldest, of.bytes);
         } else {
@@ -492,9 +689,8 @@ static Result release(Pointer pointer, std::function<void()>* operation) {
     }
     const Block block = found->second;
     MEMORY.erase(found);
-    LEAVING[pointer] = block;
+    GIVEN_UP[pointer] = block.bytes;
     *operation = [=] {
-        LEAVING.erase(pointer);
         USED -= block.bytes;
         // A process that has exported memory open finds the pattern too.
         bury(pointer, block);
@@ -511,7 +707,8 @@ DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* strea
     const Result result = allocate(pointer, bytes, false);
     if (result == SUCCESS) {
         const Pointer memory = *pointer;
-        stream->push({[=] { std::memset(reinterpret_cast<void*>(memory), 0xCD, bytes); }, nullptr, {memory}});
+        const auto write = [=] { std::memset(reinterpret_cast<void*>(memory), 0xCD, bytes); };
+        stream->push({write, nullptr, {on_device(memory, bytes)}});
     }
     return result;
 }
@@ -519,7 +716,8 @@ DRIVER Result cuMemAllocAsync(Pointer* pointer, std::size_t bytes, Stream* strea
 DRIVER Result cuMemFreeAsync(Pointer pointer, Stream* stream) {
     WORKING;
     Operation operation;
-    operation.used = {pointer};
+    operation.used = {on_device(pointer)};
+    operation.is_free = true;
     const Result result = release(pointer, &operation.run);
     if (result == SUCCESS && stream->is_early(operation)) {
         operation.run();
@@ -537,6 +735,9 @@ DRIVER Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
 // Waits for nothing.
 DRIVER Result cuMemFree_v2(Pointer pointer) {
     WORKING;
+    if (is_used_later(on_device(pointer))) {
+        harm(FREED_TOO_EARLY);
+    }
     std::function<void()> operation;
     const Result result = release(pointer, &operation);
     if (result == SUCCESS) {
@@ -593,7 +794,7 @@ DRIVER Result cuIpcOpenMemHandle_v2(Pointer* pointer, Handle handle, unsigned fl
     if (exported.magic != MAGIC || flags != 1) {
         return INVALID_VALUE;
     }
-    if (exported.process == getpid()) {
+    if (exported.process == getpid() && !IS_OWN_OPENED) {
         return INVALID_CONTEXT;
     }
     const std::string path =
@@ -643,8 +844,12 @@ DRIVER Result cuIpcCloseMemHandle(Pointer pointer) {
     if (--found->second.opened > 0) {
         return SUCCESS;
     }
+    if (is_used_later(on_device(pointer))) {
+        harm(FREED_TOO_EARLY);
+    }
     const Block block = found->second;
     MEMORY.erase(found);
+    GIVEN_UP[pointer] = block.bytes;
     // The exporter's memory stays as it is: other memory has the pattern, at the same address.
     if (map(reinterpret_cast<void*>(pointer), block.bytes, -1) == nullptr) {
         return OUT_OF_MEMORY;
@@ -655,13 +860,8 @@ DRIVER Result cuIpcCloseMemHandle(Pointer pointer) {
 
 DRIVER Result cuMemGetAddressRange_v2(Pointer* base, std::size_t* bytes, Pointer pointer) {
     LOCKED;
-    const auto found = MEMORY.find(pointer);
-    if (found == MEMORY.end()) {
-        return INVALID_VALUE;
-    }
-    *base = pointer;
-    *bytes = found->second.bytes;
-    return SUCCESS;
+    std::tie(*base, *bytes) = found_in(MEMORY, pointer);
+    return *base == 0 ? INVALID_VALUE : SUCCESS;
 }
 
 // Memory of the host that copies may use late.
@@ -669,25 +869,37 @@ DRIVER Result cuMemHostAlloc(void** memory, std::size_t bytes, unsigned) {
     WORKING;
     ++CALLED[ALLOCATION];
     *memory = std::malloc(bytes);
+    PINNED[reinterpret_cast<Pointer>(*memory)] = bytes;
     return *memory == nullptr ? OUT_OF_MEMORY : SUCCESS;
 }
 
 DRIVER Result cuMemFreeHost(void* memory) {
     LOCKED;
-    std::free(memory);
+    const auto found = PINNED.find(reinterpret_cast<Pointer>(memory));
+    if (found == PINNED.end()) {
+        return INVALID_VALUE;
+    }
+    const bool is_used = is_used_later(on_host(memory, found->second));
+    PINNED.erase(found);
+    if (is_used) {
+        harm(FREED_TOO_EARLY);
+    } else {
+        std::free(memory);
+    }
     return SUCCESS;
 }
 
 DRIVER Result cuMemsetD8Async(Pointer to, unsigned char value, std::size_t bytes, Stream* stream) {
     WORKING;
-    stream->push({[=] { std::memset(reinterpret_cast<void*>(to), value, bytes); }, nullptr, {to}});
+    const auto write = [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); };
+    stream->push({write, nullptr, {on_device(to, bytes)}});
     return SUCCESS;
 }
 
 DRIVER Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t bytes, Stream* stream) {
     WORKING;
     const auto copy = [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); };
-    stream->queue({copy, nullptr, {to, from}});
+    stream->queue({copy, nullptr, {on_device(to, bytes), on_device(from, bytes)}});
     return SUCCESS;
 }
 
@@ -706,18 +918,20 @@ DRIVER Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t byt
         UPLOADS.erase(to);
         std::memset(reinterpret_cast<void*>(to), 0xEE, bytes);
     };
-    stream->queue({copy, abandoned, {to}});
+    stream->queue({copy, abandoned, {on_device(to, bytes), on_host(from, bytes)}});
     return SUCCESS;
 }
 
 DRIVER Result cuMemcpyDtoHAsync_v2(void* to, Pointer from, std::size_t bytes, Stream* stream) {
     WORKING;
-    stream->queue({[=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); }, [] {}, {from}});
+    const auto copy = [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); };
+    stream->queue({copy, [] {}, {on_device(from, bytes), on_host(to, bytes)}});
     return SUCCESS;
 }
 
-// A module is the PTX: the names of its kernels are compared with those of the host.
+// A module is the PTX: the names and parameters of its kernels are compared with those of the host.
 DRIVER Result cuModuleLoadData(void** module, const void* image) {
+    WORKING;
     const std::string ptx(static_cast<const char*>(image));
     // CUDA 12.4 reads PTX 8.4, and CUDA 13.0 reads PTX 9.0.
     const std::string word = ".version ";
@@ -733,20 +947,52 @@ DRIVER Result cuModuleLoadData(void** module, const void* image) {
 
 DRIVER Result cuModuleUnload(std::string* module) {
     LOCKED;
-    const auto has_kernels = [](const Stream* stream) { return stream->has_kernels(); };
+    const auto has_kernels = [=](const Stream* stream) { return stream->has_kernels_of(module); };
     if (std::any_of(STREAMS.begin(), STREAMS.end(), has_kernels)) {
-        HARM = "kernels were unloaded before they had run";
+        harm("kernels were unloaded before they had run");
     }
     delete module;
     return SUCCESS;
 }
 
-DRIVER Result cuModuleGetFunction(const Kernel** function, const std::string* module, const char* name) {
-    if (module->find(std::string(".entry ") + name + "(") == std::string::npos) {
+// Returns the bytes of each parameter of a kernel, as PTX declares them:
+// `.param .u64 sum_param_0, .param .align 8 .b8 sgd_param_2[88]`.
+static std::vector<std::size_t> parameters(const std::string& declared) {
+    std::istringstream words(declared);
+    std::vector<std::size_t> sizes;
+    std::string word;
+    while (words >> word) {
+        if (word == ".align") {
+            words >> word;
+        } else if (word[0] == '.' && word != ".param") {
+            // The type ends with its bits, such as `.f32`.
+            sizes.push_back(std::stoul(word.substr(2)) / 8);
+        } else if (const std::size_t many = word.find('['); many != std::string::npos) {
+            sizes.back() *= std::stoul(word.substr(many + 1));
+        }
+    }
+    return sizes;
+}
+
+// A kernel of a module.
+struct Function {
+    const Kernel* kernel;
+    const std::string* module;
+};
+
+DRIVER Result cuModuleGetFunction(Function** function, const std::string* module, const char* name) {
+    const std::string entry = std::string(".entry ") + name + "(";
+    const std::size_t at = module->find(entry);
+    const Kernel* const kernel = find(name);
+    if (at == std::string::npos || kernel == nullptr) {
         return NOT_FOUND;
     }
-    *function = find(name);
-    return *function == nullptr ? NOT_FOUND : SUCCESS;
+    *function = new Function{kernel, module};
+    const std::size_t begin = at + entry.size();
+    const std::vector<std::size_t> sizes = parameters(module->substr(begin, module->find(')', begin) - begin));
+    const std::size_t* const expected = kernel->sizes;
+    const bool is_twin = std::equal(sizes.begin(), sizes.end(), expected, expected + kernel->parameters);
+    return is_twin ? SUCCESS : INVALID_VALUE;
 }
 
 // The passes of a launch.
@@ -772,59 +1018,60 @@ struct Table {
 
     // Returns whether all addresses lead to memory of the device, or to what was freed a while ago.
     bool is_legal() const {
-        const auto is_in = [](const std::map<Pointer, Block>& blocks, Pointer word) {
-            const auto after = blocks.upper_bound(word);
-            return after != blocks.begin() && word - std::prev(after)->first < std::prev(after)->second.bytes;
-        };
-        const auto leads = [&](Pointer word) {
-            return word == 0 || is_in(MEMORY, word) || is_in(LEAVING, word) || FREE.count(word) > 0;
+        const auto leads = [](Pointer word) {
+            return word == 0 || found_in(MEMORY, word).first != 0 || found_in(GIVEN_UP, word).first != 0;
         };
         const std::vector<Pointer> words = addresses(true);
         return std::all_of(words.begin(), words.end(), leads);
     }
 };
 
-// Returns the memory whose addresses are among the arguments.
-static std::vector<Pointer> used_by(const Kernel* kernel, void** arguments) {
-    std::vector<Pointer> used;
+// Returns the memory whose addresses are among the arguments. A kernel may use all that lies behind
+// them.
+static std::vector<Range> used_by(const Kernel* kernel, void** arguments) {
+    std::vector<Range> used;
     for (std::size_t number = 0; number < kernel->parameters; ++number) {
         const char* argument = static_cast<const char*>(arguments[number]);
-        for (std::size_t at = 0; at + sizeof(Pointer) <= kernel->sizes[number]; at += sizeof(Pointer)) {
+        const std::size_t bytes = kernel->has_addresses[number] ? kernel->sizes[number] : 0;
+        for (std::size_t at = 0; at + sizeof(Pointer) <= bytes; at += sizeof(Pointer)) {
             Pointer word;
             std::memcpy(&word, argument + at, sizeof(word));
-            if (MEMORY.count(word) > 0) {
-                used.push_back(word);
+            const Range range = on_device(word);
+            if (range.block != 0) {
+                used.push_back(range);
             }
         }
     }
     return used;
 }
 
-DRIVER Result cuLaunchKernel(const Kernel* kernel, unsigned blocks, unsigned, unsigned, unsigned threads,
+DRIVER Result cuLaunchKernel(const Function* function, unsigned blocks, unsigned, unsigned, unsigned threads,
                              unsigned, unsigned, unsigned, Stream* stream, void** arguments, void**) {
     WORKING;
     ++CALLED[LAUNCH];
     if (CURRENT != &CONTEXT || blocks == 0 || threads == 0) {
         return INVALID_VALUE;
     }
-    std::vector<Pointer> used = used_by(kernel, arguments);
+    const Kernel* const kernel = function->kernel;
+    std::vector<Range> used = used_by(kernel, arguments);
     std::function<void()> run = kernel->launch(blocks, threads, arguments);
     if (kernel->has_table) {
         const Table table = {*static_cast<Pointer*>(arguments[0]), *static_cast<unsigned*>(arguments[1])};
         for (Pointer word : table.addresses(false)) {
-            if (MEMORY.count(word) > 0) {
-                used.push_back(word);
+            const auto [block, bytes] = found_in(MEMORY, word);
+            if (block != 0) {
+                used.push_back({word, block + bytes, block});
             }
         }
         run = [launch = std::move(run), table] {
             if (table.is_legal()) {
                 launch();
             } else {
-                HARM = "a kernel found no table of passes";
+                harm("a kernel found no table of passes");
             }
         };
     }
-    stream->queue({std::move(run), nullptr, std::move(used), true});
+    stream->queue({std::move(run), nullptr, std::move(used), function->module});
     return SUCCESS;
 }
 

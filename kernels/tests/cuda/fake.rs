@@ -1,7 +1,7 @@
 //! The driver of `driver.cpp`: how a test builds it, and what a test tells it to be.
 #![expect(unsafe_code, reason = "calls into a library that this process has just built")]
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_ulonglong, c_void};
 use std::mem;
 use std::sync::OnceLock;
 
@@ -82,6 +82,38 @@ impl Driver {
     pub fn breaks(&self, error: c_int) {
         // SAFETY: the type of the function in `driver.cpp`.
         unsafe { self.function::<unsafe extern "C" fn(c_int)>(c"fake_break")(error) }
+    }
+
+    /// Gives the streams of devices that are opened from now on other ranks: the one with the
+    /// highest goes first. 0: all have the same, as at first.
+    pub fn seed(&self, seed: c_ulonglong) {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe { self.function::<unsafe extern "C" fn(c_ulonglong)>(c"fake_seed")(seed) }
+    }
+
+    /// Lets `count` calls of a function fail, from the call `first` on, counted from 0 and from
+    /// this call. The device works until then. Only a lack of memory leaves it as it was.
+    pub fn fail(&self, function: &CStr, first: c_long, count: c_long, error: c_int) {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe {
+            let fail =
+                self.function::<unsafe extern "C" fn(*const c_char, c_long, c_long, c_int)>(c"fake_fail");
+            fail(function.as_ptr(), first, count, error);
+        }
+    }
+
+    /// Returns the number of calls of a function since the last call of `fail`.
+    pub fn calls(&self, function: &CStr) -> c_long {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe {
+            self.function::<unsafe extern "C" fn(*const c_char) -> c_long>(c"fake_calls")(function.as_ptr())
+        }
+    }
+
+    /// Sets whether this process may open memory that it has exported itself.
+    pub fn own(&self, opened: bool) {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe { self.function::<unsafe extern "C" fn(c_int)>(c"fake_own")(opened.into()) }
     }
 
     /// Forgets an order at one of its places, counted from 0 and from this call.

@@ -66,6 +66,9 @@ struct Launch;
 template <class... Parameters, void (*KERNEL)(Parameters...)>
 struct Launch<KERNEL> {
     static constexpr std::array<std::size_t, sizeof...(Parameters)> SIZES = {sizeof(Parameters)...};
+    // Scalars hold no address. What lies between them may look like one.
+    static constexpr std::array<bool, sizeof...(Parameters)> HAS_ADDRESSES = {
+        (std::is_pointer_v<Parameters> || std::is_same_v<Parameters, Operands>)...};
 
     static std::function<void()> of(unsigned blocks, unsigned threads, void** arguments) {
         return copied(blocks, threads, arguments, std::index_sequence_for<Parameters...>());
@@ -102,12 +105,15 @@ struct Kernel {
     std::function<void()> (*launch)(unsigned blocks, unsigned threads, void** arguments);
     // Bytes of each parameter.
     const std::size_t* sizes;
+    // Whether there are addresses in it.
+    const bool* has_addresses;
     std::size_t parameters;
     bool has_table;
 };
 
 #define KERNEL(NAME) \
-    {#NAME, Launch<NAME>::of, Launch<NAME>::SIZES.data(), Launch<NAME>::SIZES.size(), has_table(NAME)},
+    {#NAME, Launch<NAME>::of, Launch<NAME>::SIZES.data(), Launch<NAME>::HAS_ADDRESSES.data(), \
+     Launch<NAME>::SIZES.size(), has_table(NAME)},
 static const Kernel KERNELS[] = {EACH_KERNEL(KERNEL)};
 
 // Returns the kernel of a name, or null.
