@@ -66,7 +66,8 @@ const NOBODY_READS: u8 = 128 + 13;
 /// Exit code after a failure.
 const FAILURE: u8 = 1;
 
-/// Exit code of a worker whose device is lost. A start on the devices that are left may go well.
+/// Exit code of a worker or a ps whose device is lost. A start on the devices that are left may go
+/// well.
 const DEVICE_LOST: u8 = 3;
 
 /// The whole program: parses the command line, runs it, and explains a failure on stderr.
@@ -204,7 +205,8 @@ async fn perform(command: Command, app: &App) -> Anyhow<bool> {
 fn failure(error: &anyhow::Error) -> u8 {
     let lost = error.chain().any(|cause| {
         let of_worker = cause.downcast_ref::<worker::Error>().is_some_and(worker::Error::is_device_lost);
-        of_worker || cause.downcast_ref::<client::Error>().is_some_and(client::Error::is_device_lost)
+        let of_ps = matches!(cause.downcast_ref(), Some(ps::Error::Device(_)));
+        of_worker || of_ps || cause.downcast_ref::<client::Error>().is_some_and(client::Error::is_device_lost)
     });
     if lost { DEVICE_LOST } else { FAILURE }
 }
@@ -248,6 +250,8 @@ mod tests {
         assert_eq!(failure(&lost().into()), DEVICE_LOST);
         assert_eq!(failure(&anyhow::Error::from(lost()).context("a worker")), DEVICE_LOST);
         assert_eq!(failure(&client::Error::from(lost()).into()), DEVICE_LOST);
+        let of_ps = ps::Error::Device(kernels::Error::NoCompiler);
+        assert_eq!(failure(&anyhow::Error::from(of_ps).context("a ps")), DEVICE_LOST);
         assert_eq!(failure(&worker::Error::Options(Vec::new()).into()), FAILURE);
     }
 

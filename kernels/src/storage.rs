@@ -174,7 +174,7 @@ impl Storage {
         }
         match values {
             Operand::Payload(bytes) => self.host_mut().copy_from_slice(bytes),
-            Operand::Stored(storage) => self.host_mut().copy_from_slice(&storage.bytes()),
+            Operand::Stored(_) => self.host_mut().copy_from_slice(&values.host()),
         }
     }
 
@@ -565,14 +565,17 @@ impl<'a> Operand<'a> {
     }
 
     /// Returns the values as bytes in memory of the host, at any alignment. They are copied if they
-    /// lie on a device.
-    ///
-    /// # Panics
-    /// If they lie on a device that failed.
+    /// lie on a device. If the device failed they are zeros, and `Device::settle` says so.
     pub(crate) fn host(self) -> Cow<'a, [u8]> {
         match self {
             Self::Payload(bytes) => Cow::Borrowed(bytes),
-            Self::Stored(storage) => storage.bytes(),
+            Self::Stored(storage) => {
+                #[cfg(feature = "cuda")]
+                if let Memory::Device(buffer) = &storage.memory {
+                    return Cow::Owned(buffer.read().unwrap_or_else(|_| vec![0; storage.size()]));
+                }
+                Cow::Borrowed(storage.host())
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use tempfile::TempDir;
 
@@ -365,6 +365,16 @@ impl Cluster {
     pub fn restart_ps(&mut self, index: usize) {
         self.ps[index].signal("KILL");
         self.ps[index] = self.start_ps(index);
+    }
+
+    /// Waits until a ps has ended by itself. Starts it again, without one variable in the environment
+    /// of it and of all that start later. Returns how it ended, and its log.
+    pub fn start_again(&mut self, index: usize, without: &str) -> (ExitStatus, String) {
+        let ended = self.ps[index].child.wait().expect("a child");
+        let log = self.ps[index].log();
+        self.environment.retain(|(name, _)| name != without);
+        self.ps[index] = self.start_ps(index);
+        (ended, log)
     }
 
     /// Tells a ps to leave and waits until it has. Then it starts one with its name at another

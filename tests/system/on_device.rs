@@ -19,6 +19,9 @@ use crate::observed::numbers;
 #[path = "../../kernels/tests/cuda/library.rs"]
 mod library;
 
+/// Exit code of a ps whose device is lost.
+const DEVICE_LOST: i32 = 3;
+
 /// Steps in the user's events before a ps is killed.
 const BEFORE: usize = 60;
 
@@ -425,9 +428,10 @@ fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_
     }
     let driver = Driver::new();
     let path = driver.path();
-    let environment = [("LD_LIBRARY_PATH", path.as_str())];
     let job = root().join("examples/digits/job.toml");
-    for (mode, wire) in [("sync", "f32"), ("pipelined", "bf16")] {
+    for (mode, wire, seed) in [("sync", "f32", "1"), ("pipelined", "bf16", "2")] {
+        // Streams of the driver run in other orders.
+        let environment = [("LD_LIBRARY_PATH", path.as_str()), ("EBB_TEST_SEED", seed)];
         let sets =
             ["epochs=40".to_owned(), format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
@@ -453,6 +457,39 @@ fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_
             assert!(model(&out) == model(&calm_out), "{mode} {wire} {devices:?}");
         }
     }
+}
+
+#[test]
+fn a_ps_whose_device_is_lost_says_so_and_ends_with_its_own_code_and_the_job_goes_on() {
+    if nvrtc().is_none() {
+        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+    }
+    if is_real() {
+        return skipped_on_a_device();
+    }
+    let driver = Driver::new();
+    let path = driver.path();
+    let job = root().join("examples/digits/job.toml");
+    let sets = ["--set", "epochs=5", "--set", "fleet.ps=1"];
+    let calm = tempfile::tempdir().unwrap();
+    let calm_out = calm.path().join("out");
+    let expected = trained_alone(&job, &calm_out, &sets);
+    // An access to memory that is not there, in the middle of the job.
+    let environment = [("LD_LIBRARY_PATH", path.as_str()), ("EBB_TEST_FAIL", "cuLaunchKernel:200:700")];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 0, 1, &environment);
+    cluster.add_ps_on("cuda:0");
+    let out = cluster.dir.path().join("out");
+    let mut submission = cluster.submission(&job, &out, &sets);
+    let child = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (ended, log) = cluster.start_again(0, "EBB_TEST_FAIL");
+    assert_eq!(ended.code(), Some(DEVICE_LOST), "{log}");
+    let said =
+        "error: the device of this ps failed, and its partitions are lost: CUDA device 0 could not compute";
+    assert!(log.contains(said) && !log.contains("panicked"), "{log}");
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(summary(&out)["model_sha256"], expected);
+    assert!(model(&out) == model(&calm_out));
 }
 
 /// Trains in one process on the host. Returns the digest of the model.

@@ -404,7 +404,16 @@ impl Device {
         self.copy_in(values, to)
     }
 
-    fn copy_in(&self, values: &[u8], Address(mut to): Address) -> Result<(), Error> {
+    /// Copies values to memory of the device. If some cannot be copied, operations that are queued
+    /// later wait for the others, so that the memory can be freed.
+    fn copy_in(&self, values: &[u8], to: Address) -> Result<(), Error> {
+        self.copy_pieces(values, to).inspect_err(|_| {
+            // The first error is the one to report.
+            let _ = self.uploads.record_event(None).and_then(|copied| self.compute.wait(&copied));
+        })
+    }
+
+    fn copy_pieces(&self, values: &[u8], Address(mut to): Address) -> Result<(), Error> {
         let failed = |error| self.failed("receive values", error);
         let pieces = values.len().div_ceil(PIECE_BYTES);
         for (number, values) in values.chunks(PIECE_BYTES).enumerate() {

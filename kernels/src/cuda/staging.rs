@@ -51,10 +51,11 @@ impl Piece {
 }
 
 impl Staging {
-    /// Takes a piece: one whose copy may still be under way, or one that `allocate` makes.
+    /// Takes a piece: one whose copy may still be under way, or one that `allocate` makes. If there
+    /// is no memory for another piece, those that are there have to do.
     ///
     /// # Errors
-    /// Those of `allocate`.
+    /// Those of `allocate`, and threads use all pieces.
     pub(super) fn take<E>(&self, allocate: impl FnOnce() -> Result<NonNull<u8>, E>) -> Result<Piece, E> {
         let mut pieces = self.pieces();
         let is_full = pieces.allocated >= PIECES_MAX;
@@ -64,11 +65,14 @@ impl Staging {
         }
         pieces.allocated += 1;
         drop(pieces);
-        let made = allocate();
-        if made.is_err() {
-            self.pieces().allocated -= 1;
-        }
-        let memory = made?;
+        let memory = match allocate() {
+            Ok(memory) => memory,
+            Err(error) => {
+                let mut pieces = self.pieces();
+                pieces.allocated -= 1;
+                return pieces.idle.pop_front().ok_or(error);
+            }
+        };
         // SAFETY: the memory is new, and has so many bytes.
         unsafe { memory.write_bytes(0, PIECE_BYTES) };
         Ok(Piece { memory, copied: None })
