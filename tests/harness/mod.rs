@@ -367,8 +367,8 @@ impl Cluster {
         self.ps[index] = self.start_ps(index);
     }
 
-    /// Waits until a ps has ended by itself. Starts it again, without one variable in the environment
-    /// of it and of all that start later. Returns how it ended, and its log.
+    /// Waits until a ps has ended by itself. Starts it again, without one variable in the
+    /// environment of it and of all that start later. Returns how it ended, and its log.
     pub fn start_again(&mut self, index: usize, without: &str) -> (ExitStatus, String) {
         let ended = self.ps[index].child.wait().expect("a child");
         let log = self.ps[index].log();
