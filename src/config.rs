@@ -93,14 +93,6 @@ pub(crate) fn visible_devices() -> Option<String> {
     std::env::var(VISIBLE).ok()
 }
 
-/// Returns the variable that fixes the memory with which cuBLAS computes, unless the user has set
-/// it. Otherwise free memory chooses an algorithm, and its bits (NVIDIA: cuBLAS, "Results
-/// reproducibility").
-pub(crate) fn cublas() -> Option<(&'static str, &'static str)> {
-    const NAME: &str = "CUBLAS_WORKSPACE_CONFIG";
-    std::env::var_os(NAME).is_none().then_some((NAME, ":4096:8"))
-}
-
 /// Returns the variables by which programs and their libraries are found.
 pub(crate) fn programs() -> Vec<(String, String)> {
     let found = |name: &str| Some((name.to_owned(), std::env::var(name).ok()?));

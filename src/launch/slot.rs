@@ -12,7 +12,6 @@ use net::relay::Relay;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::config;
 use crate::launch::copying::{Copying, Voice};
 use crate::launch::guard::{Guard, Process};
 use crate::launch::lines::Last;
@@ -228,8 +227,7 @@ impl Slot {
 
     async fn start(&self, script: &Script) -> Result<(Process, Option<Relay>)> {
         let mut program = Program::new(&script.python);
-        program.args(&script.arguments).envs(config::cublas()).envs(script.variables.iter().cloned());
-        program.without(&script.hidden);
+        program.args(&script.arguments).envs(script.variables.iter().cloned()).without(&script.hidden);
         if let Some(user) = &script.user {
             program.as_user(user).envs(user.variables());
         }

@@ -6,13 +6,18 @@ use proto::script::variable_refusal;
 /// in each process would compete for the processors.
 const THREADS: [&str; 3] = ["OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"];
 
+/// The variable that fixes the memory with which cuBLAS computes, and its value. Without it free
+/// memory chooses an algorithm, and its bits (NVIDIA: cuBLAS, "Results reproducibility").
+const CUBLAS: (&str, &str) = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8");
+
 /// Returns the variables that processes of a script have unless somebody sets others. `is_set`: the
 /// environment of this process has a variable.
 pub(crate) fn usual(is_set: impl Fn(&str) -> bool) -> Vec<(String, String)> {
     // Lines appear when the script prints them.
     let lines = std::iter::once(("PYTHONUNBUFFERED".to_owned(), "1".to_owned()));
-    let threads = THREADS.into_iter().filter(|name| !is_set(name));
-    lines.chain(threads.map(|name| (name.to_owned(), "1".to_owned()))).collect()
+    let fixed = THREADS.map(|name| (name, "1")).into_iter().chain([CUBLAS]);
+    let fixed = fixed.filter(|(name, _)| !is_set(name));
+    lines.chain(fixed.map(|(name, value)| (name.to_owned(), value.to_owned()))).collect()
 }
 
 /// Parses `NAME=VALUE`.

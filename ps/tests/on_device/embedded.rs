@@ -35,16 +35,16 @@ fn lying_on(device: &Device, chunk: &Chunk) -> Chunk {
         return chunk.clone();
     }
     let (begin, bytes) = (AROUND * DType::F32.size(), chunk.values.host());
-    let mut storage = device.zeros(DType::F32, bytes.len() / DType::F32.size() + 2 * AROUND).unwrap();
+    let mut storage = device.zeros(DType::F32, bytes.len() / DType::F32.size() + 2 * AROUND).expect("memory");
     storage.fill(f32::NAN);
     storage.place(begin, bytes);
     let values = ChunkValues::Device { memory: Arc::new(storage), bytes: begin..begin + bytes.len() };
     Chunk { values, ..chunk.clone() }
 }
 
-fn on(device: &Device, push: Push) -> Push {
+fn on(device: &Device, push: &Push) -> Push {
     let chunks = push.chunks.iter().map(|chunk| lying_on(device, chunk)).collect();
-    Push { chunks, ..push }
+    Push { chunks, ..*push }
 }
 
 /// Pulls a version as a worker does whose weights lie on `device`. Returns its chunks on the host,
@@ -58,7 +58,7 @@ async fn pulled(ps: &Ps, device: &Device, pull: Pull) -> (Vec<Chunk>, usize) {
             GivenValues::Host(values) => values.to_vec(),
             GivenValues::Device(memory, part) => {
                 there += 1;
-                let mut storage = device.zeros(DType::F32, bytes / DType::F32.size()).unwrap();
+                let mut storage = device.zeros(DType::F32, bytes / DType::F32.size()).expect("memory");
                 let from = values::storage(memory).expect("storage");
                 storage.place_part(0, from, part);
                 storage.bytes().into_owned()
@@ -76,19 +76,19 @@ async fn pulled(ps: &Ps, device: &Device, pull: Pull) -> (Vec<Chunk>, usize) {
 async fn gradients_and_weights_on_a_device_give_the_bits_of_the_host() {
     let Some(shared) = crate::cuda() else { return };
     // Streams of another opening do not wait for those of the first.
-    let other = Device::cuda(0, None).unwrap();
+    let other = Device::cuda(0, None).expect("memory");
     for wire in [WireType::F32, WireType::Bf16] {
         for of_ps in [Device::default(), shared.clone()] {
             for of_worker in [&shared, &other] {
                 let job = job(wire);
-                let ps = Ps::on(of_ps.clone(), options(), Stores::default(), None).unwrap();
+                let ps = Ps::on(of_ps.clone(), options(), Stores::default(), None).expect("memory");
                 assert_eq!(ps.open(job.opening(PARTITION)).expect("a valid opening"), None);
                 ps.push(job.push_initial(PARTITION)).await.expect("version 0");
                 let steps = job.plan.steps();
                 for step in (0..steps).map(Step) {
                     for leaf in [3, 0, 1, 2] {
                         let push = job.push(PARTITION, step, Node::leaf(leaf));
-                        ps.push(on(of_worker, push)).await.expect("a leaf");
+                        ps.push(on(of_worker, &push)).await.expect("a leaf");
                     }
                 }
                 let reference = job.reference(Version(steps));

@@ -327,7 +327,7 @@ impl Lent {
     pub(super) fn lend(&self, chunk: Chunk) -> pb::Chunk {
         let id = chunk.id.get();
         let memory = self.regions.memory();
-        let mut values = chunk.values.host().clone();
+        let mut values = chunk.values.into_host();
         let mut region = memory.find(&values);
         if region.is_none()
             && let Some(mut copy) = self.regions.take(values.len())

@@ -3,6 +3,8 @@
 //! Always true here: what crosses between the host and a device crosses once, and values that are
 //! on a device already do not leave it.
 
+use std::fmt;
+
 use kernels::cpu::cast;
 use kernels::values;
 use proto::parameters::GivenValues;
@@ -57,6 +59,6 @@ pub(super) fn place(
     Ok(())
 }
 
-fn failed(reason: impl ToString) -> Failure {
-    Failure::new(Kind::Unavailable, reason.to_string())
+fn failed(reason: impl fmt::Display) -> Failure {
+    Failure::new(Kind::Unavailable, reason)
 }
