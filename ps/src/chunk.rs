@@ -269,6 +269,34 @@ impl Slots {
     }
 }
 
+/// Applies a step to all chunks of a partition as [`Slots::advance`] does to each. Those that have
+/// an update rule are one launch on a device. Returns the next weights.
+pub fn advance_all<'a>(
+    slots: &mut [Slots],
+    steps: impl IntoIterator<Item = Advance<'a>>,
+    weights: &[Arc<Buffer>],
+    totals: &[Total],
+) -> Vec<Buffer> {
+    let steps: Vec<_> = steps.into_iter().collect();
+    let take = |(step, weights): (&Advance<'_>, &Arc<Buffer>)| {
+        step.pool.take(Use::Weights, weights.dtype(), weights.len())
+    };
+    let mut next: Vec<_> = steps.iter().zip(weights).map(take).collect();
+    let mut rooms: Vec<_> = slots.iter_mut().zip(&steps).map(|(slots, step)| slots.room(step.pool)).collect();
+    let mut passes = Vec::with_capacity(next.len());
+    let chunks = slots.iter_mut().zip(&mut rooms).zip(weights).zip(totals).zip(&mut next);
+    for (((((slots, room), weights), total), next), step) in chunks.zip(&steps) {
+        if slots.has_rule() {
+            passes.push(slots.pass(step.update, weights, total, room, next));
+        } else {
+            slots.advance(step, weights, total.clone(), next);
+        }
+    }
+    Update::apply_all(1, passes);
+    slots.iter_mut().zip(rooms).for_each(|(slots, moved)| slots.keep(moved));
+    next
+}
+
 /// Returns the slots of a chunk as an update takes them. Those that have `room` move there.
 fn given<'a>(slots: &'a mut [Arc<Buffer>], room: &'a mut [Option<Buffer>]) -> impl Iterator<Item = Slot<'a>> {
     slots.iter_mut().zip(room).map(|(slot, room)| match room {
@@ -424,6 +452,44 @@ mod tests {
             &mut next,
         );
         assert_eq!(*next.bytes(), largest);
+    }
+
+    #[test]
+    fn all_chunks_at_once_give_the_bits_of_one_after_the_other() {
+        let pool = Pool::new(1 << 20, None);
+        let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 0.1), 10).unwrap();
+        let roles = [TensorRole::Parameter, TensorRole::State, TensorRole::Parameter];
+        let slots = || roles.map(|role| Slots::new(role, 2, &optimizer, &pool));
+        let (mut alone, mut together) = (slots(), slots());
+        let mut weights = [1.0, 2.0, 3.0].map(|value| Arc::new(buffer_of(&[value, -value], &pool)));
+        let mut held = Vec::new();
+        for number in 0..4 {
+            let total = |at: f32| {
+                let [left, right] = [0.3, 0.7].map(|factor| received(&[factor * at, number as f32], 1));
+                if at > 1.0 { Total::Halves(left, right) } else { Total::Sum(left) }
+            };
+            let totals = [1.0, 2.0, 3.0].map(total);
+            let steps = [0, 1, 2].map(|chunk| {
+                let update = optimizer.prepare(number, 0.5 / (chunk + 1) as f32);
+                Advance { update, microbatches: 3, pool: &pool }
+            });
+            // What a checkpoint holds moves.
+            held.clear();
+            held.extend(together.iter().take(usize::from(number > 0)).flat_map(Slots::share));
+            let before: Vec<_> = held.iter().map(|slot| floats(slot)).collect();
+            let next = advance_all(&mut together, steps, &weights, &totals);
+            let now: Vec<_> = held.iter().map(|slot| floats(slot)).collect();
+            assert_eq!(now, before, "a checkpoint's do not change");
+            for chunk in 0..3 {
+                let mut expected = buffer_of(&[f32::NAN; 2], &pool);
+                alone[chunk].advance(&steps[chunk], &weights[chunk], totals[chunk].clone(), &mut expected);
+                assert_eq!(floats(&next[chunk]), floats(&expected), "step {number}, chunk {chunk}");
+                let slots = [&alone, &together]
+                    .map(|slots| slots[chunk].share().map(|slot| floats(&slot)).collect::<Vec<_>>());
+                assert_eq!(slots[0], slots[1], "step {number}, chunk {chunk}");
+            }
+            weights = next.into_iter().map(Arc::new).collect::<Vec<_>>().try_into().unwrap();
+        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::push::Payload;
 use crate::checkpoint::Cut;
-use crate::chunk::{Advance, Slots, Sum, Total, Weights};
+use crate::chunk::{Advance, Slots, Sum, Total, Weights, advance_all};
 use crate::config::Options;
 use crate::device::{DeviceMemory, Lent, Taken};
 use crate::error::{Error, Result};
@@ -351,7 +351,9 @@ impl Dense {
         totals: Totals,
     ) -> Weights {
         if self.is_on_device() {
-            return self.advance_on_device(updates, microbatches, weights, &totals);
+            let steps = updates.into_iter().map(|update| Advance { update, microbatches, pool: &self.pool });
+            let next = advance_all(&mut self.slots(), steps, weights, &totals);
+            return next.into_iter().map(Arc::new).collect();
         }
         let mut next: Vec<Option<Arc<Buffer>>> = weights.iter().map(|_| None).collect();
         let mut slots = self.slots();
@@ -365,33 +367,6 @@ impl Dense {
             *next = Some(Arc::new(buffer));
         });
         next.into_iter().map(|next| next.expect("every chunk was worked on")).collect()
-    }
-
-    /// Applies a step as [`advance`](Self::advance) does, with one launch for all parameters.
-    fn advance_on_device(
-        &self,
-        updates: ChunkUpdates,
-        microbatches: u32,
-        weights: &Weights,
-        totals: &Totals,
-    ) -> Weights {
-        let take = |weights: &Arc<Buffer>| self.pool.take(Use::Weights, weights.dtype(), weights.len());
-        let mut next: Vec<_> = weights.iter().map(take).collect();
-        let mut slots = self.slots();
-        let mut rooms: Vec<_> = slots.iter_mut().map(|slots| slots.room(&self.pool)).collect();
-        let mut passes = Vec::with_capacity(next.len());
-        let chunks = slots.iter_mut().zip(&mut rooms).zip(weights.iter()).zip(totals).zip(&mut next);
-        for (((((slots, room), weights), total), next), update) in chunks.zip(updates) {
-            if slots.has_rule() {
-                passes.push(slots.pass(update, weights, total, room, next));
-            } else {
-                let advance = Advance { update, microbatches, pool: &self.pool };
-                slots.advance(&advance, weights, total.clone(), next);
-            }
-        }
-        Update::apply_all(1, passes);
-        slots.iter_mut().zip(rooms).for_each(|(slots, moved)| slots.keep(moved));
-        next.into_iter().map(Arc::new).collect()
     }
 
     /// Returns a version with its values on the host. Those that lie on a device are copied.
