@@ -132,8 +132,8 @@ impl<N: Network> TorchModel<N> {
         Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
     }
 
-    /// Returns gradients times `weight` and new state. All floats stay on the device: a sum has both
-    /// its values in one memory.
+    /// Returns gradients times `weight` and new state. All floats stay on the device: a sum has its
+    /// two values in one memory.
     fn left_on(&self, on_device: &OnDevice, gradients: Vec<Tensor>, weight: f32) -> Result<Vec<Values>> {
         let failed = failed("gradients");
         let tensors = self.network.tensors();
