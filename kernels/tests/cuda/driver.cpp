@@ -218,7 +218,8 @@ struct Stream {
 bool Event::is_there() const { return stream == nullptr || stream->ran >= until; }
 
 // Streams that were not destroyed.
-static std::vector<Stream*> STREAMS;
+// Containers are never destroyed: threads may call the driver while their process ends.
+static std::vector<Stream*>& STREAMS = *new std::vector<Stream*>;
 
 // Runs the operations of a stream up to this number, and as few others as their order and the ranks
 // demand.
@@ -272,15 +273,15 @@ static_assert(sizeof(Exported) <= sizeof(Handle), "a handle has 64 bytes");
 static const unsigned long long MAGIC = 0x6562626c65697063;
 
 static std::recursive_mutex LOCK;
-static std::map<Pointer, Block> MEMORY;
+static std::map<Pointer, Block>& MEMORY = *new std::map<Pointer, Block>;
 // Memory that the caller has given up, with its bytes, until others may get it.
-static std::map<Pointer, std::size_t> GIVEN_UP;
+static std::map<Pointer, std::size_t>& GIVEN_UP = *new std::map<Pointer, std::size_t>;
 // Addresses of freed memory.
-static std::set<Pointer> FREE;
+static std::set<Pointer>& FREE = *new std::set<Pointer>;
 // Freed memory. It keeps its pattern for a while, so that a late reader finds the pattern.
-static std::deque<std::pair<char*, Block>> FREED;
+static std::deque<std::pair<char*, Block>>& FREED = *new std::deque<std::pair<char*, Block>>;
 // Page-locked memory of the host, with its bytes.
-static std::map<Pointer, std::size_t> PINNED;
+static std::map<Pointer, std::size_t>& PINNED = *new std::map<Pointer, std::size_t>;
 static std::size_t FREED_BYTES = 0;
 static const std::size_t FREED_MAX = std::size_t(1) << 27;
 static std::size_t USED = 0;
@@ -375,8 +376,8 @@ static Failing failing() {
     }
     return failing;
 }
-static Failing FAILING = failing();
-static std::map<std::string, long> NUMBERS;
+static Failing& FAILING = *new Failing(failing());
+static std::map<std::string, long>& NUMBERS = *new std::map<std::string, long>;
 
 // Counts a call. Returns what it fails with. Only a lack of memory leaves the device as it was.
 static int fails(const char* function) {
@@ -904,7 +905,7 @@ DRIVER Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, std::size_t bytes, 
 }
 
 // Where the values of uploads that have not run lie, by the address to which they go.
-static std::map<Pointer, const void*> UPLOADS;
+static std::map<Pointer, const void*>& UPLOADS = *new std::map<Pointer, const void*>;
 
 // The copy may read the host's memory as late as the stream is waited for, as from pinned memory.
 DRIVER Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes, Stream* stream) {
