@@ -83,7 +83,7 @@ const BOTH: [&str; 2] = ["model/lib", "checkpoints"];
 const WITH_LIBTORCH: &str = " with libtorch";
 
 /// What tells cargo to build the tests of the kernels for CUDA devices alone. They need no device.
-pub(crate) const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_device --test cuda_ipc --test cuda_joins --test nvml";
+pub(crate) const CUDA: &str = "--package ebbflow-kernels --features cuda --lib --test cuda_absent --test cuda_calls --test cuda_device --test cuda_ipc --test cuda_joins --test cuda_values --test nvml";
 
 /// Tests of what engines compute: with libtorch only. Other tests of `tests/` that are there in
 /// both halves run without it: each process that loads libtorch computes for a third of a second
