@@ -84,9 +84,10 @@ impl FromStr for Device {
 
     /// Reads `cpu` or `cuda:N`.
     fn from_str(text: &str) -> Result<Self> {
-        match text.parse()? {
-            Choice::Only(devices) if devices.len() == 1 => Ok(devices[0]),
-            Choice::Only(_) | Choice::All | Choice::Auto => Err(Error::NotOneDevice(text.to_owned())),
+        match text.parse() {
+            Ok(Choice::Only(devices)) if devices.len() == 1 => Ok(devices[0]),
+            Ok(_) | Err(Error::UnknownDevice(_)) => Err(Error::NotOneDevice(text.to_owned())),
+            Err(error) => Err(error),
         }
     }
 }
@@ -306,6 +307,16 @@ mod tests {
             let used = devices.iter().filter(|device| spread.contains(device)).count();
             prop_assert_eq!(used, devices.len().min(number as usize));
             prop_assert!(number as usize >= devices.len().min(max as usize));
+        }
+    }
+
+    #[test]
+    fn one_device_is_read_and_what_is_not_one_is_told_what_to_write() {
+        assert_eq!("cpu".parse::<Device>().unwrap(), Device::Cpu);
+        assert_eq!("cuda:3".parse::<Device>().unwrap(), Device::Cuda(3));
+        for wrong in ["cuda:0,1", "all", "auto", "gpu", ""] {
+            let said = wrong.parse::<Device>().unwrap_err().to_string();
+            assert_eq!(said, format!("device `{wrong}`: expected one device, cpu or cuda:N"));
         }
     }
 }
