@@ -137,8 +137,15 @@ class Peer:
         stack.callback(self.end)
 
     def rate(self):
-        try:
+        self.ask()
+        return self.answer()
+
+    def ask(self):
+        with contextlib.suppress(OSError):
             print(file=self.process.stdin, flush=True)
+
+    def answer(self):
+        try:
             return json.loads(self.process.stdout.readline())["samples_per_second"]
         except (OSError, ValueError, KeyError) as error:
             raise RuntimeError(f"it says no rate; see {self.log}") from error
@@ -153,15 +160,16 @@ class Peer:
 class Ours:
     """Ebbflow in one of its ways: a fleet that stays up, or one process for each job."""
 
-    def __init__(self, stack, ebb, folder, way):
+    def __init__(self, stack, ebb, folder, way, workers=WORKERS, device="cpu"):
         self.ebb, self.way, self.stack, self.folder = ebb, way, stack, folder
+        self.workers, self.device = workers, device
         self.environment = {name: value for name, value in os.environ.items() if name != "EBB_MASTER"} | {"EBB_LOG": "warn"}
         folder.mkdir()
         if not way.embedded:
             self.url = self.role("master", "--data-dir", folder / "data")
             self.role("ps", "--master", self.url)
-            for number in range(WORKERS):
-                arguments = ["--master", self.url, "--device", "cpu", *way.arguments]
+            for number in range(workers):
+                arguments = ["--master", self.url, "--device", device, *way.arguments]
                 self.spawn(f"worker-{number}", ["worker", *arguments], stdout=subprocess.DEVNULL)
 
     def spawn(self, name, arguments, **settings):
@@ -182,21 +190,27 @@ class Ours:
 
     def rates(self, job):
         """The steady rate of a job, and that from its submission to its end."""
+        events, summary = self.train(job)
+        return rate_of(events, WARMUP), summary["samples_applied"] / summary["wall_seconds"]
+
+    def train(self, job):
+        """The events of a job, and its summary."""
         file, out, log = (self.folder / name for name in ("job.toml", "out", "job.log"))
         file.write_text(job)
-        one = ["run", "--workers", WORKERS, "--ps", 1, "--device", "cpu"]
+        one = ["run", "--workers", self.workers, "--ps", 1, "--device", self.device]
+        # In one process the model stays where it is trained.
+        one += [] if self.device == "cpu" else ["--ps-device", self.device]
         many = [] if self.way.embedded else ["submit", "--master", self.url, "--follow"]
         command = [self.ebb, *(many or one), file, "--out", out]
         code = start(command, log, env=self.environment, stdout=subprocess.DEVNULL).wait()
         if code != 0:
             raise RuntimeError(f"{self.way.name}: exit code {code}; see {log}")
-        events = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+        events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
         summary = json.loads((out / "summary.json").read_text())
-        rates = rate_of(events, WARMUP), summary["samples_applied"] / summary["wall_seconds"]
         # A file that is gone before it was written to the disk cannot disturb the next window.
         shutil.rmtree(out)
         shutil.rmtree(self.folder / "data/jobs", ignore_errors=True)
-        return rates
+        return events, summary
 
 
 def measure(stack, network, args, folder):

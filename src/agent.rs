@@ -49,6 +49,7 @@ use self::reach::Reach;
 use self::tails::Tails;
 use crate::launch::devices;
 use crate::launch::guard::Guard;
+use crate::launch::processors::Processors;
 use crate::launch::redaction::Redaction;
 use crate::launch::restarts::{Left, Stage};
 use crate::launch::slot::{Gone, Hear, Slot};
@@ -78,6 +79,8 @@ pub(crate) struct Options {
     pub(crate) variables: Vec<(String, String)>,
     /// Devices on which the processes take turns. Empty: they see what this process sees.
     pub(crate) devices: Vec<Device>,
+    /// Processors near each device, where its processes stay.
+    pub(crate) processors: BTreeMap<Device, Processors>,
     /// The devices to which CUDA limits this process.
     pub(crate) visible: Option<String>,
     /// The user as whom the processes run. `None`: that of this process.
@@ -267,6 +270,7 @@ impl Agent {
         let interpreter = self.environments.interpreter(&asking, &slot.voice(), stop).await?;
         let launched = self.launched(script, &files, &interpreter.python);
         let slot = slot.with(devices::variables(device, self.options.visible.as_deref()));
+        let slot = slot.on(device.and_then(|device| self.options.processors.get(&device).cloned()));
         let (dialer, masters) = (self.dialer.clone(), self.masters.clone());
         let reach = Reach::new(script, dialer, masters, &self.options.master, self.client.clone());
         let secrets = files.secrets.iter().map(|secret| (secret.name.as_str(), secret.value.as_str()));

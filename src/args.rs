@@ -546,21 +546,15 @@ pub(crate) struct Run {
 /// Where the ps of this process keep the model.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct PsMemory {
-    /// Memory in which the parameter servers keep the model: cpu, memory of the host; or cuda:N, a
-    /// CUDA device. The trained bits do not depend on it [default: cpu]
-    #[arg(long, value_name = "DEVICE", conflicts_with = "on")]
-    pub(crate) ps_device: Option<model::Device>,
+    /// Memory in which the parameter servers keep the model: cpu, memory of the host; or a CUDA
+    /// device: cuda:N; GPU-UUID or MIG-UUID, as nvidia-smi -L spells them. The trained bits do not
+    /// depend on it [default: cpu]
+    #[arg(long, value_name = "DEVICE", value_parser = Choice::one, conflicts_with = "on")]
+    pub(crate) ps_device: Option<Choice>,
     /// Bytes of that CUDA device that each parameter server may take, such as 8GiB [default: an
     /// equal share of what is free, and of half of it if a worker computes there too]
     #[arg(long, value_name = "BYTES", value_parser = size::parse, requires = "ps_device")]
     pub(crate) ps_device_bytes_max: Option<u64>,
-}
-
-impl From<PsMemory> for client::PsMemory {
-    fn from(memory: PsMemory) -> Self {
-        let PsMemory { ps_device, ps_device_bytes_max: bytes_max } = memory;
-        Self { device: ps_device.unwrap_or_default(), bytes_max }
-    }
 }
 
 /// Machines of a platform, on which a script runs.
@@ -735,8 +729,9 @@ pub(crate) struct Compute {
     /// floating-point bits
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) threads: u32,
-    /// Devices to compute on: cpu; cuda:N, or several such as cuda:0,2; all (every CUDA device, at
-    /// least one); or auto (every CUDA device, otherwise the CPU). A worker keeps to one device
+    /// Devices to compute on: cpu; cuda:N, or several such as cuda:0,2; GPU-UUID or MIG-UUID, as
+    /// nvidia-smi -L spells them; all (every CUDA device, at least one); or auto (every CUDA
+    /// device, otherwise the CPU). A worker keeps to one device
     #[arg(long, value_name = "DEVICE", default_value_t = Choice::Auto)]
     pub(crate) device: Choice,
     /// Folder that all data paths of the job start from, absolute paths too [default: the job

@@ -5,7 +5,7 @@
 //!           devices (who gets which)  redaction (secrets in output)
 //!   edge:   user (as whom)   program (what is to be started)   guard (starts it, and ends it)
 //!           process (a process group)   orphans (what it leaves behind)
-//!           log (a bounded file)   copying (output)
+//!           processors (near a device)  log (a bounded file)   copying (output)
 //!           slot (one process after the other)   helper (one program before them)
 //! ```
 
@@ -17,6 +17,7 @@ pub(crate) mod lines;
 pub(crate) mod log;
 pub(crate) mod orphans;
 pub(crate) mod process;
+pub(crate) mod processors;
 pub(crate) mod program;
 pub(crate) mod redaction;
 pub(crate) mod restarts;

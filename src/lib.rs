@@ -78,6 +78,13 @@ pub fn main(registry: model::Registry) -> ExitCode {
     ExitCode::from(main_with(std::env::args_os().collect(), registry))
 }
 
+/// Returns the CUDA devices of this process, for a program that has parts of a job without
+/// [`main`]. Compiled kernels lie where `ebb` keeps them. No device is open yet.
+#[must_use]
+pub fn devices() -> kernels::device::Devices {
+    Environment::read(None).devices()
+}
+
 /// [`main`] with these arguments instead of the process's own, for a program inside another one,
 /// such as a Python interpreter. The first argument is the program's name. Returns the exit code.
 ///

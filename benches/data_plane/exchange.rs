@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
+use kernels::Device;
 use net::channel::Listener;
 use net::memory::{Memory, Regions};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
@@ -11,7 +12,7 @@ use proto::parameters::{Address, Target, Want};
 use proto::pb::PartitionAddress;
 use proto::placement::Layout;
 use proto::spec::JobSpec;
-use proto::tensor::{TensorSpec, Values};
+use proto::tensor::{DType, TensorSpec, Values};
 use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 use ps::{Opening, Ps};
@@ -32,16 +33,9 @@ pub(crate) struct Case {
     pub(crate) tensors: usize,
     /// Type of the exchange.
     pub(crate) wire: WireType,
+    /// Bytes of all tensors, in f32.
+    pub(crate) bytes: usize,
 }
-
-/// The exchange without an optimizer.
-pub(crate) const SUMS: Case = Case { optimizer: "sgd", tensors: 1, wire: WireType::F32 };
-/// The exchange without an optimizer, in 16 bits.
-pub(crate) const NARROW: Case = Case { wire: WireType::Bf16, ..SUMS };
-/// The exchange in which each push is a step of Adam.
-pub(crate) const ADAM: Case = Case { optimizer: "adam", tensors: 1, wire: WireType::F32 };
-/// The exchange with Adam and a model of many small tensors.
-pub(crate) const TINY: Case = Case { tensors: 10_000, ..ADAM };
 
 impl Case {
     /// Returns the microbatches of a step.
@@ -66,14 +60,14 @@ impl Case {
     }
 
     fn tensors(self) -> Vec<TensorSpec> {
-        let len = crate::BYTES / 4 / self.tensors;
+        let len = self.bytes / 4 / self.tensors;
         (0..self.tensors).map(|number| TensorSpec::parameter(format!("weight{number}"), [len])).collect()
     }
 
-    /// Creates a ps with one empty partition.
-    pub(crate) fn partition(self, memory: Option<Memory>) -> Ps {
+    /// Creates a ps with one empty partition on a device.
+    pub(crate) fn partition(self, device: Device, memory: Option<Memory>) -> Ps {
         let spec = self.spec();
-        let ps = Ps::with(ps::Options::default(), Stores::default(), memory).expect("valid options");
+        let ps = Ps::on(device, ps::Options::default(), Stores::default(), memory).expect("valid options");
         let address = Address { job: JOB, partition: PartitionId(0), era: Era(0) };
         let plan = spec.plan(1 << 40);
         ps.open(Opening {
@@ -91,13 +85,13 @@ impl Case {
         ps
     }
 
-    /// Runs the child process that is the ps.
-    pub(crate) fn serve(self) -> ExitCode {
+    /// Runs the child process that is the ps, with its partition on a device.
+    pub(crate) fn serve(self, device: Device) -> ExitCode {
         let serving = async {
             let listener = Listener::beside(tokio::net::TcpListener::bind("127.0.0.1:0").await?)?;
             println!("{}", listener.address()?);
             ps::server::serve_on_threads(
-                self.partition(Memory::new().ok()),
+                self.partition(device, Memory::new().ok()),
                 listener,
                 CancellationToken::new(),
             )
@@ -109,12 +103,20 @@ impl Case {
     }
 }
 
+/// Where gradients of a worker lie.
+enum Gradients {
+    Heap,
+    /// In memory that the ps may read.
+    Lent(Regions),
+    Device(Device),
+}
+
 /// A worker's side.
 pub(crate) struct Exchange {
     case: Case,
     client: Partitions,
-    /// Where gradients lie that the ps may read.
-    regions: Option<Regions>,
+    /// Where gradients lie.
+    gradients: Gradients,
     step: Step,
 }
 
@@ -129,12 +131,20 @@ impl Exchange {
         let client = client.exchanging(case.wire);
         let zeros = case.tensors().iter().map(TensorSpec::zeros).collect();
         runtime.block_on(client.push(Target::Initial, zeros)).expect("version 0");
-        Self { case, client, regions: None, step: Step(0) }
+        Self { case, client, gradients: Gradients::Heap, step: Step(0) }
     }
 
     /// Puts gradients into `regions`, where those of a TorchScript module lie.
+    #[allow(dead_code, reason = "each bench uses a part of it")]
     pub(crate) fn lending(self, regions: Regions) -> Self {
-        Self { regions: Some(regions), ..self }
+        Self { gradients: Gradients::Lent(regions), ..self }
+    }
+
+    /// Puts gradients into memory of a device, and pulls weights into it, as for a model there.
+    #[allow(dead_code, reason = "each bench uses a part of it")]
+    pub(crate) fn on(self, device: Device) -> Self {
+        let client = self.client.on(device.clone());
+        Self { client, gradients: Gradients::Device(device), ..self }
     }
 
     /// Returns the seconds of a pull of the newest version.
@@ -172,9 +182,17 @@ impl Exchange {
     }
 
     fn ones(&self, len: usize) -> Values {
-        let Some(mut shared) = self.regions.as_ref().and_then(|regions| regions.floats(len)) else {
-            return Values::F32(vec![1.0; len]);
+        let floats = match &self.gradients {
+            Gradients::Heap => None,
+            Gradients::Lent(regions) => regions.floats(len),
+            Gradients::Device(device) => {
+                let mut storage = device.zeros(DType::F32, len).expect("the device has room for a gradient");
+                storage.fill(1.0);
+                device.settle().expect("the device works");
+                return storage.into();
+            }
         };
+        let Some(mut shared) = floats else { return Values::F32(vec![1.0; len]) };
         shared.as_f32_mut().expect("floats").fill(1.0);
         shared
     }

@@ -28,22 +28,25 @@ mod peer;
 #[path = "../support/report.rs"]
 mod report;
 mod requests;
+mod served;
 
 use std::collections::BTreeMap;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use exchange::{ADAM, Exchange, NARROW, SUMS, TINY};
+use exchange::{Case, Exchange};
+use kernels::Device;
 use net::channel::Dialer;
 use net::memory::{Memory, Regions};
 use proto::parameters::Parameters;
+use proto::wire::WireType;
 use report::{Figure, Target as Goal, median};
 use requests::Requests;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
+use served::Served;
 use tokio::runtime::Runtime;
 use worker::exchange::Connector;
 
@@ -52,16 +55,24 @@ use worker::exchange::Connector;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const BYTES: usize = 64 << 20;
+/// The exchange without an optimizer.
+const SUMS: Case = Case { optimizer: "sgd", tensors: 1, wire: WireType::F32, bytes: BYTES };
+/// The exchange without an optimizer, in 16 bits.
+const NARROW: Case = Case { wire: WireType::Bf16, ..SUMS };
+/// The exchange in which each push is a step of Adam.
+const ADAM: Case = Case { optimizer: "adam", ..SUMS };
+/// The exchange with Adam and a model of many small tensors.
+const TINY: Case = Case { tensors: 10_000, ..ADAM };
 /// Small requests of one sample.
 const REQUESTS: usize = 96;
 
 fn main() -> ExitCode {
     ebbflow::allocator::keep_free_memory(u64::MAX);
     match std::env::args().nth(1).as_deref() {
-        Some("serve-sums") => SUMS.serve(),
-        Some("serve-narrow") => NARROW.serve(),
-        Some("serve-adam") => ADAM.serve(),
-        Some("serve-tiny") => TINY.serve(),
+        Some("serve-sums") => SUMS.serve(Device::default()),
+        Some("serve-narrow") => NARROW.serve(Device::default()),
+        Some("serve-adam") => ADAM.serve(Device::default()),
+        Some("serve-tiny") => TINY.serve(Device::default()),
         Some("serve-requests") => requests::serve(),
         Some("serve-raw") => peer::serve(BYTES),
         _ => {
@@ -87,45 +98,8 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
 }
 
-/// A process of this program in another role. It ends with its owner.
-struct Served {
-    child: Child,
-    address: String,
-}
-
-impl Served {
-    fn start(role: &str) -> Self {
-        let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program).arg(role).stdout(Stdio::piped()).spawn().expect("it starts");
-        let mut address = String::new();
-        BufReader::new(child.stdout.take().expect("piped"))
-            .read_line(&mut address)
-            .expect("it says where it listens");
-        Self { child, address: address.trim().to_owned() }
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-
-    /// Returns the most memory that the process ever had, in bytes.
-    fn peak_bytes(&self) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap_or_default();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = peak.and_then(|peak| peak.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        kib.map_or(f64::NAN, |kib| kib * 1024.0)
-    }
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn raw() -> (peer::Client, Served) {
-    let served = Served::start("serve-raw");
+    let served = Served::start(["serve-raw"]);
     (peer::Client::connect(&served.address, BYTES).expect("the raw peer answers"), served)
 }
 
@@ -146,18 +120,18 @@ fn copy(from: &[u8], to: &mut [u8], threads: usize) -> f64 {
 /// Measures a model of 64 MiB.
 fn bulk(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
-    let [ps, nearby, sharing] = [(); 3].map(|()| Served::start("serve-sums"));
+    let [ps, nearby, sharing] = [(); 3].map(|()| Served::start(["serve-sums"]));
     let mut raw = raw();
     let mut remote = Exchange::new(SUMS, &Connector::socket(Dialer::tcp()), &ps.url(), &runtime);
     let mut unix = Exchange::new(SUMS, &Connector::socket(Dialer::nearest()), &nearby.url(), &runtime);
-    let halved = Served::start("serve-narrow");
+    let halved = Served::start(["serve-narrow"]);
     let mut narrow = Exchange::new(NARROW, &Connector::socket(Dialer::tcp()), &halved.url(), &runtime);
     let memory = Memory::new().expect("Linux has shared memory");
     let connector = Connector::shared_memory(Dialer::nearest(), memory.clone(), Arc::default());
     let mut shared = Exchange::new(SUMS, &connector, &sharing.url(), &runtime);
-    let reading = Served::start("serve-sums");
+    let reading = Served::start(["serve-sums"]);
     let mut lent = Exchange::new(SUMS, &connector, &reading.url(), &runtime).lending(Regions::new(memory));
-    let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition(None));
+    let embedded: Arc<dyn Parameters> = Arc::new(SUMS.partition(Device::default(), None));
     let url = "http://embedded";
     let connector = Connector::embedded(BTreeMap::from([(url.to_owned(), embedded)]));
     let mut local = Exchange::new(SUMS, &connector, url, &runtime);
@@ -233,7 +207,7 @@ fn bulk(rounds: usize) -> Vec<Figure> {
 /// Measures small requests.
 fn small(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
-    let (served, mut raw) = (Served::start("serve-requests"), raw());
+    let (served, mut raw) = (Served::start(["serve-requests"]), raw());
     let _entered = runtime.enter();
     let empty = [Dialer::tcp(), Dialer::nearest()].map(|dialer| Requests::new(&dialer, &served.address, 0));
     let rows_of = Requests::new(&Dialer::tcp(), &served.address, requests::UP);
@@ -311,7 +285,7 @@ fn anywhere() {
 /// Measures steps of Adam: each push is one.
 fn steps(rounds: usize) -> Vec<Figure> {
     let runtime = runtime();
-    let (one, many, mut raw) = (Served::start("serve-adam"), Served::start("serve-tiny"), raw());
+    let (one, many, mut raw) = (Served::start(["serve-adam"]), Served::start(["serve-tiny"]), raw());
     let connector = Connector::socket(Dialer::tcp());
     let mut exchange = Exchange::new(ADAM, &connector, &one.url(), &runtime);
     let mut tiny = Exchange::new(TINY, &connector, &many.url(), &runtime);

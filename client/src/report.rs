@@ -34,6 +34,9 @@ pub struct Summary {
     microbatches_applied: u64,
     /// Pushes that brought nothing new.
     duplicates_dropped: u64,
+    /// Steps that overflowed, so they changed no weight. Absent: none.
+    #[serde(skip_serializing_if = "is_zero")]
+    overflows: u64,
     /// Leases that ended without their task being done.
     leases_expired: u64,
     /// Distinct worker process starts that took part.
@@ -86,6 +89,11 @@ pub struct Summary {
     predictions: Option<String>,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 impl Summary {
     /// Returns the summary of a job that ended.
     pub fn new(status: &JobStatus) -> Self {
@@ -99,6 +107,7 @@ impl Summary {
             samples_applied: status.samples_applied,
             microbatches_applied: status.microbatches_applied,
             duplicates_dropped: status.duplicates_dropped,
+            overflows: status.overflows,
             leases_expired: status.leases_expired,
             workers_seen: status.workers_seen,
             wall_seconds: status.wall_ms as f64 / 1e3,
@@ -236,6 +245,7 @@ pub fn json(status: &JobStatus) -> Value {
         "samples_before": status.samples_before,
         "microbatches_applied": status.microbatches_applied,
         "duplicates_dropped": status.duplicates_dropped,
+        "overflows": status.overflows,
         "leases_expired": status.leases_expired,
         "workers": status.workers,
         "workers_standby": status.workers_standby,
@@ -286,6 +296,9 @@ fn device(group: &pb::WorkersOnDevice) -> Value {
         "count": group.count,
         "workers": group.workers,
         "busy_percent": group.busy_percent,
+        "waits_data_percent": group.waits_data_percent,
+        "waits_weights_percent": group.waits_weights_percent,
+        "waits_push_percent": group.waits_push_percent,
         "memory_used_bytes": Some(group.memory_used_bytes).filter(|bytes| *bytes > 0),
         "throttled": group.throttled,
         "failing": group.failing,

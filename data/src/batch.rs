@@ -14,7 +14,8 @@ pub struct Batch {
     /// Number of records `n`.
     pub samples: usize,
     /// Inputs of the model, each `[n, shape..]` row-major. A column is named after the argument
-    /// that takes it.
+    /// that takes it. An input with a copy in `placed` may be bytes where the model takes floats:
+    /// the copy has the floats.
     pub inputs: Vec<Column>,
     /// Labels `[n, shape..]`: classes as i64, or values as f32.
     pub labels: Column,
@@ -24,20 +25,20 @@ pub struct Batch {
     pub placed: DeviceValues,
 }
 
-/// Copies of a batch's inputs in memory of a device, in the order of the inputs. Empty: there are
-/// none. All are equal: they say what the inputs say.
+/// Copies of a batch's inputs in memory of a device, in the order of the inputs. All are equal:
+/// they say what the inputs say.
 #[derive(Clone, Debug, Default)]
-pub struct DeviceValues(Vec<Arc<dyn DeviceMemory>>);
+pub struct DeviceValues(Vec<Option<Arc<dyn DeviceMemory>>>);
 
 impl DeviceValues {
-    /// Keeps copies of all inputs of a batch.
-    pub fn new(copies: Vec<Arc<dyn DeviceMemory>>) -> Self {
+    /// Keeps copies of the inputs of a batch, each of which may lack one.
+    pub fn new(copies: Vec<Option<Arc<dyn DeviceMemory>>>) -> Self {
         Self(copies)
     }
 
-    /// Returns the copy of an input by its index.
+    /// Returns the copy of an input by its index. `None`: it lies on the host alone.
     pub fn get(&self, index: usize) -> Option<&Arc<dyn DeviceMemory>> {
-        self.0.get(index)
+        self.0.get(index)?.as_ref()
     }
 }
 

@@ -16,6 +16,7 @@ use crate::column::Column;
 use crate::error::{Error, Result, wrong};
 use crate::finite::{NotFinite, not_finite};
 use crate::index::KnownIndex;
+use crate::levels::Levels;
 use crate::observer::Observer;
 use crate::packed::Access;
 use crate::pass::Pass;
@@ -47,6 +48,10 @@ pub struct Dataset {
     records: Records,
     /// What a batch has of each table's columns. They differ only in the places of the columns.
     schemas: Vec<Schema>,
+    /// What a batch has of them if inputs keep their bytes.
+    of_bytes: Vec<Schema>,
+    /// What the bytes of each input become.
+    levels: Vec<Option<Levels>>,
     /// Seed of random transforms: the job's.
     seed: u64,
 }
@@ -116,10 +121,14 @@ impl Dataset {
         let in_files: Vec<u64> = tables.iter().map(|table| table.records()).collect();
         let records = spec.data.records(set, &in_files, spec.seed).map_err(Error::Specification)?;
         let starts = in_files.iter().scan(0, |next, &records| Some(std::mem::replace(next, *next + records)));
+        let (of_bytes, mut levels): (_, Vec<_>) = schemas.iter().map(Schema::of_bytes).unzip();
         Ok(Arc::new(Self {
             starts: starts.collect(),
             records: records.ok_or(Error::NoSuchSet(set))?,
             schemas,
+            of_bytes,
+            // The transforms of all tables are the same.
+            levels: levels.swap_remove(0),
             seed: spec.seed,
             tables,
         }))
@@ -207,6 +216,12 @@ impl Dataset {
         self.schemas[0].inputs()
     }
 
+    /// Returns what the bytes of each input become, in [`read_bytes`](Self::read_bytes). `None`:
+    /// the input is there as in other batches.
+    pub fn levels(&self) -> &[Option<Levels>] {
+        &self.levels
+    }
+
     /// Returns the bytes of a record in a batch, with its label.
     pub fn record_bytes(&self) -> u64 {
         let columns = self.inputs().into_iter().chain([self.schemas[0].labels()]);
@@ -233,7 +248,7 @@ impl Dataset {
     /// decoded, or does not fit a transform or the type that the model gets.
     pub fn batch(&self, epoch: Epoch, records: impl IntoIterator<Item = u64>) -> Result<Batch> {
         let fail = |unfit: Unfit, table: &Table, row, _| Err(unfit.at(table, row));
-        self.gather(epoch, records, &BTreeSet::new(), fail)
+        self.gather(&self.schemas, epoch, records, &BTreeSet::new(), fail)
     }
 
     /// Returns records like [`batch`](Self::batch), without bad ones: without those in `skipped`,
@@ -248,26 +263,52 @@ impl Dataset {
         records: impl IntoIterator<Item = u64>,
         skipped: &BTreeSet<u64>,
     ) -> Result<(Batch, Vec<BadRecord>)> {
+        self.read_by(&self.schemas, epoch, records, skipped)
+    }
+
+    /// Returns records like [`read`](Self::read), with bytes in the place of floats that are made
+    /// of single bytes: [`levels`](Self::levels) has these floats.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub fn read_bytes(
+        &self,
+        epoch: Epoch,
+        records: impl IntoIterator<Item = u64>,
+        skipped: &BTreeSet<u64>,
+    ) -> Result<(Batch, Vec<BadRecord>)> {
+        self.read_by(&self.of_bytes, epoch, records, skipped)
+    }
+
+    fn read_by(
+        &self,
+        schemas: &[Schema],
+        epoch: Epoch,
+        records: impl IntoIterator<Item = u64>,
+        skipped: &BTreeSet<u64>,
+    ) -> Result<(Batch, Vec<BadRecord>)> {
         let mut bad = Vec::new();
         let skip = |unfit: Unfit, table: &Table, row, record| {
-            if !self.schemas[0].skips(&unfit) {
+            if !schemas[0].skips(&unfit) {
                 return Err(unfit.at(table, row));
             }
             let (_, reason) = unfit.described(table, row);
             bad.push(BadRecord { record, reason });
             Ok(())
         };
-        let batch = self.gather(epoch, records, skipped, skip)?;
+        let batch = self.gather(schemas, epoch, records, skipped, skip)?;
         Ok((batch, bad))
     }
 
-    /// Returns a batch of the records that are not in `skipped`. `on_unfit` gets each record that
+    /// Returns a batch, as `schemas` have it for each table, of the records that are not in
+    /// `skipped`. `on_unfit` gets each record that
     /// has no place in it: its defect, its table, its number there, and its number over all files.
     ///
     /// # Errors
     /// There is no such record, a file has changed, or the error of `on_unfit`.
     fn gather(
         &self,
+        schemas: &[Schema],
         epoch: Epoch,
         records: impl IntoIterator<Item = u64>,
         skipped: &BTreeSet<u64>,
@@ -285,8 +326,8 @@ impl Dataset {
         let empty = |spec| Column::with_capacity(spec, records.len());
         let mut batch = Batch {
             samples: 0,
-            inputs: self.inputs().into_iter().map(empty).collect(),
-            labels: empty(self.schemas[0].labels()),
+            inputs: schemas[0].inputs().into_iter().map(empty).collect(),
+            labels: empty(schemas[0].labels()),
             records: Vec::with_capacity(records.len()),
             placed: Default::default(),
         };
@@ -294,7 +335,7 @@ impl Dataset {
         let mut rest = records.as_slice();
         while let Some(&next) = rest.first() {
             let at = self.locate(next).0;
-            let (table, schema, start) = (&self.tables[at], &self.schemas[at], self.starts[at]);
+            let (table, schema, start) = (&self.tables[at], &schemas[at], self.starts[at]);
             let reader = match &mut readers[at] {
                 Some(reader) => reader,
                 none => {
@@ -309,27 +350,27 @@ impl Dataset {
             if schema.direct(reader, &rows, &mut batch.inputs, &mut batch.labels)? {
                 batch.records.extend(in_table);
             } else {
-                self.gather_rows(at, reader, &rows, of_epoch, &mut batch, &mut on_unfit)?;
+                self.gather_rows((at, schema), reader, &rows, of_epoch, &mut batch, &mut on_unfit)?;
             }
         }
         batch.samples = batch.records.len();
         Ok(batch)
     }
 
-    /// Appends rows of table `at` to a batch, as many together as blocks allow.
+    /// Appends rows of table `at` to a batch of `schema`, as many together as blocks allow.
     ///
     /// # Errors
     /// What `on_unfit` returns for a row that cannot be read. Otherwise the batch is without it.
     fn gather_rows(
         &self,
-        at: usize,
+        (at, schema): (usize, &Schema),
         reader: &mut Reader,
         mut rows: &[u64],
         of_epoch: u64,
         batch: &mut Batch,
         on_unfit: &mut impl FnMut(Unfit, &Table, u64, u64) -> Result<()>,
     ) -> Result<()> {
-        let (table, schema, start) = (&self.tables[at], &self.schemas[at], self.starts[at]);
+        let (table, start) = (&self.tables[at], self.starts[at]);
         while !rows.is_empty() {
             // Rows in the blocks of the next one. A row whose block cannot be read is read alone,
             // so that it is told.

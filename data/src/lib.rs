@@ -29,6 +29,7 @@
 //! | `schema.rs` | the columns of a table that a model takes, and the label |
 //! | `transform.rs`, `transform/` | what the job makes of a column's values, record by record |
 //! | `pixels.rs`, `pixels/` | images: decoders, filters, colours |
+//! | `levels.rs` | what bytes become, for inputs that are sent to a device as bytes |
 //! | `index.rs` | what a job learns of a file before it trains: counts, columns, checksum |
 //! | `dataset.rs`, `batch.rs` | the records of all files, and some of them side by side |
 //! | `inspect.rs` | a look at one file, for people |
@@ -65,6 +66,7 @@ mod guarded;
 mod index;
 mod inspect;
 mod lengths;
+mod levels;
 mod measure;
 mod memory;
 mod missing;
@@ -101,6 +103,7 @@ pub use error::{Error, Result};
 pub use finite::NotFinite;
 pub use index::{Indexed, KnownIndex, index, index_observed, is_unchanged};
 pub use inspect::{ImageSizes, Inspected, inspect};
+pub use levels::Levels;
 pub use measure::{Measured, measure};
 pub use memory::memory_limit;
 pub use mixup::mixed;

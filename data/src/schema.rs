@@ -21,6 +21,7 @@ use crate::cast::each_i64;
 use crate::clock;
 use crate::column::{Chosen, Column, Fault, each_f64};
 use crate::error::{Error, Result, malformed, wrong};
+use crate::levels::Levels;
 use crate::missing::Missing;
 use crate::observer::Observer;
 use crate::table::{Place, Reader, Table};
@@ -33,7 +34,7 @@ const NAMES_SHOWN: usize = 20;
 const LABELS_OBSERVED: u64 = 4096;
 
 /// Columns of a batch, and where they come from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Schema {
     inputs: Vec<Input>,
     /// `None`: the table has none, and the job needs none.
@@ -70,7 +71,7 @@ struct Columns<'a> {
 }
 
 /// An argument of a model.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Input {
     spec: ColumnSpec,
     /// Indices of its columns among `wanted`.
@@ -184,13 +185,7 @@ impl Schema {
         let pipelines: Vec<_> = wanted.iter().map(|place| columns.pipeline(place)).collect();
         let missing = wanted.iter().map(|place| columns.missing(place)).collect::<Result<_>>()?;
         let (ignored, on_error) = (spec.model.ignore_index, spec.data.on_error);
-        let is_alike = |(own, place): (&ColumnSpec, &Place)| own.shape == place.spec.shape;
-        let is_plain = reads_labels
-            && wanted.len() == inputs.len() + 1
-            && inputs.iter().all(|input| input.normalize.is_none() && input.columns.len() == 1)
-            && inputs.iter().map(|input| &input.spec).chain([&labels]).zip(&wanted).all(is_alike)
-            && pipelines.iter().all(Option::is_none);
-        Ok(Self {
+        let schema = Self {
             inputs,
             label,
             labels,
@@ -201,8 +196,57 @@ impl Schema {
             pipelines,
             missing,
             on_error,
-            is_plain,
-        })
+            is_plain: false,
+        };
+        Ok(Self { is_plain: schema.is_plain(), ..schema })
+    }
+
+    fn is_plain(&self) -> bool {
+        let is_alike = |(own, place): (&ColumnSpec, &Place)| own.shape == place.spec.shape;
+        let columns = self.inputs.iter().map(|input| &input.spec).chain([&self.labels]);
+        self.reads_labels
+            && self.wanted.len() == self.inputs.len() + 1
+            && self.inputs.iter().all(|input| input.normalize.is_none() && input.columns.len() == 1)
+            && columns.zip(&self.wanted).all(is_alike)
+            && self.pipelines.iter().all(Option::is_none)
+    }
+
+    /// Returns the schema of batches whose inputs keep their bytes, and what the bytes of each
+    /// input become. An input without levels is the same in both.
+    pub(crate) fn of_bytes(&self) -> (Self, Vec<Option<Levels>>) {
+        let mut schema = self.clone();
+        let levels = (0..self.inputs.len()).map(|input| schema.keep_bytes(input)).collect();
+        schema.is_plain = schema.is_plain();
+        (schema, levels)
+    }
+
+    /// Lets an input keep its bytes, if it becomes floats byte by byte. Returns what they become.
+    fn keep_bytes(&mut self, input: usize) -> Option<Levels> {
+        let Input { spec, columns, normalize } = &mut self.inputs[input];
+        if spec.dtype != ElementType::F32 || columns.len() != 1 {
+            return None;
+        }
+        let (place, pipeline) = (&mut self.wanted[columns.start], &mut self.pipelines[columns.start]);
+        let (kept, levels) = match &*pipeline {
+            Some(made) if made.spec().dtype == ElementType::F32 => {
+                let (before, levels) = made.of_bytes()?;
+                (Some(Arc::new(before)).filter(|before| !before.is_empty()), levels)
+            }
+            kept if place.spec.dtype == ElementType::U8 => {
+                (kept.clone(), Levels::new(1, 1, |_, byte| f32::from(byte)))
+            }
+            _ => return None,
+        };
+        let levels = match normalize {
+            Some(normalize) => levels.then(|level| scaled(f64::from(level), *normalize)),
+            None => levels,
+        };
+        if !levels.are_finite() {
+            return None;
+        }
+        (spec.dtype, *normalize) = (ElementType::U8, None);
+        (place.spec.dtype, *pipeline) = (ElementType::U8, kept);
+        Some(levels)
     }
 
     /// Returns the columns that are read with the records.
@@ -788,11 +832,16 @@ fn not_fixed(table: &Table, place: &Place) -> String {
 }
 
 /// Computes `out[i] = (raw[i] / scale - mean) / std` in f32.
-fn scale(Normalize { scale, mean, std }: Normalize, from: ElementType, raw: &[u8], out: &mut [u8]) {
+fn scale(normalize: Normalize, from: ElementType, raw: &[u8], out: &mut [u8]) {
     let mut places = out.as_chunks_mut().0.iter_mut();
     each_f64(from, raw, |value| {
         if let Some(place) = places.next() {
-            *place = ((value as f32 / scale - mean) / std).to_le_bytes();
+            *place = scaled(value, normalize).to_le_bytes();
         }
     });
+}
+
+/// Computes `(value / scale - mean) / std` in f32.
+fn scaled(value: f64, Normalize { scale, mean, std }: Normalize) -> f32 {
+    (value as f32 / scale - mean) / std
 }

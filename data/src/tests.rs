@@ -15,6 +15,7 @@ use crate::formats::idx::tests::write as idx;
 use crate::{Content, Dataset, Indexed, NotFinite, index};
 
 mod bad;
+mod bytes;
 
 /// A folder with data files, and a job that reads them.
 struct Job {

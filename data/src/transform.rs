@@ -25,6 +25,7 @@ use proto::spec::Transform;
 use proto::spec::transform::Numbers;
 
 use crate::clock;
+use crate::levels::Levels;
 use crate::pixels::{self, Image};
 
 /// What passes through a list of transforms.
@@ -38,6 +39,26 @@ enum Kind {
     },
     /// Little-endian values.
     Values(ColumnSpec),
+}
+
+impl Kind {
+    /// Returns type and shape of such values in a batch, in a column of this name.
+    ///
+    /// # Errors
+    /// Images of any size have no place there.
+    fn made(&self, name: &str) -> Result<ColumnSpec, String> {
+        match self {
+            Self::Values(spec) => Ok(ColumnSpec { name: name.to_owned(), ..spec.clone() }),
+            Self::Image { channels, size: Some((height, width)) } => {
+                Ok(ColumnSpec::fixed(name, ElementType::U8, [*channels, *height, *width]))
+            }
+            Self::Image { size: None, .. } => {
+                Err("images of any size cannot lie in one batch; add `resize` with two sides, `center_crop` or another \
+                     transform that gives them one size"
+                    .to_owned())
+            }
+        }
+    }
 }
 
 /// One record's values between two transforms.
@@ -65,7 +86,7 @@ pub(crate) fn add(steps: &mut Vec<(String, Duration)>, name: &str, time: Duratio
 }
 
 /// A transform, and what it begins with.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Step {
     name: &'static str,
     /// Words that precede the record in its key.
@@ -75,14 +96,11 @@ struct Step {
 }
 
 /// What a step does.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Action {
     Pixels(Transform),
     /// Makes f32 `[channels, height, width]`.
-    Normalize {
-        mean: Vec<f32>,
-        std: Vec<f32>,
-    },
+    Normalize(Levels),
     Numbers(numbers::Change),
     Words(words::Lookup),
     Tokens(tokens::Tokens),
@@ -126,21 +144,29 @@ impl Pipeline {
             });
             kind = next;
         }
-        let to = match kind {
-            Kind::Values(spec) => ColumnSpec { name: column.name.clone(), ..spec },
-            Kind::Image { channels, size: Some((height, width)) } => {
-                ColumnSpec::fixed(&column.name, ElementType::U8, [channels, height, width])
-            }
-            Kind::Image { size: None, .. } => {
-                return Err("images of any size cannot lie in one batch; add `resize` with two sides, \
-                            `center_crop` or another transform that gives them one size"
-                    .to_owned());
-            }
-        };
+        let to = kind.made(&column.name)?;
         if to.width().is_none() {
             return Err(format!("a record would be {to}, larger than any memory"));
         }
         Ok(Self { steps, from: column.clone(), to })
+    }
+
+    /// Returns the list without its last transform, which makes floats of bytes one by one, and
+    /// what each byte becomes. `None`: the last transform does something else.
+    pub(crate) fn of_bytes(&self) -> Option<(Self, Levels)> {
+        let (last, before) = self.steps.split_last()?;
+        let levels = match &last.action {
+            Action::Normalize(levels) => levels.clone(),
+            Action::Numbers(change) => change.levels(last.dtype())?,
+            Action::Pixels(_) | Action::Words(_) | Action::Tokens(_) => return None,
+        };
+        let to = last.from.made(&self.to.name).ok()?;
+        Some((Self { steps: before.to_vec(), from: self.from.clone(), to }, levels))
+    }
+
+    /// Returns whether the list changes nothing.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.steps.is_empty()
     }
 
     /// Returns the column that the list begins with.
@@ -177,8 +203,8 @@ impl Pipeline {
         }
         match (last, value) {
             // The largest result of all is written where it stays.
-            (Some(Step { action: Action::Normalize { mean, std }, .. }), Value::Image(image)) => {
-                let normalize = |out: &mut [f32]| pixels::normalized(&image, mean, std, out);
+            (Some(Step { action: Action::Normalize(levels), .. }), Value::Image(image)) => {
+                let normalize = |out: &mut [f32]| pixels::normalized(&image, levels, out);
                 match bytemuck::try_cast_slice_mut(out) {
                     Ok(out) => normalize(out),
                     Err(_) => {
@@ -277,9 +303,9 @@ impl Step {
                 };
                 Value::Image(image::apply(transform, image, &mut draws.of(&self.purpose)))
             }
-            (Action::Normalize { mean, std }, Value::Image(image)) => {
+            (Action::Normalize(levels), Value::Image(image)) => {
                 let mut values = vec![0f32; image.values.len()];
-                pixels::normalized(&image, mean, std, &mut values);
+                pixels::normalized(&image, levels, &mut values);
                 Value::Values(bytemuck::cast_slice(&values).to_vec())
             }
             (Action::Numbers(change), Value::Values(values)) => {
@@ -322,7 +348,8 @@ fn fit(kind: &Kind, transform: &Transform) -> Result<(Action, Kind), String> {
                 let spec = ColumnSpec::fixed("", ElementType::F32, [*channels, height, width]);
                 let (mean, std) =
                     (of_channels(mean, *channels, "mean")?, of_channels(std, *channels, "std")?);
-                Ok((Action::Normalize { mean, std }, Kind::Values(spec)))
+                let levels = pixels::normalization(*channels, height.saturating_mul(width), &mean, &std);
+                Ok((Action::Normalize(levels), Kind::Values(spec)))
             }
             Kind::Values(spec) => numbers_of(spec, transform),
         },

@@ -1,5 +1,7 @@
-//! CUDA device 0: updates and norms of 1 Gi parameters beside a copy within the device. Then the
-//! device beside one core of the host: an update of fewer chunks, and copies both ways.
+//! CUDA device 0: updates and norms of 1 Gi parameters beside a copy within the device and beside
+//! `torch.optim.Adam(fused=True)`, and copies across the bus beside those of the driver from and to
+//! page-locked memory. `EBB_PYTHON` names a Python with PyTorch; without one its row is missing.
+//! Then the device beside one core of the host: an update of fewer chunks, and copies both ways.
 //!
 //! Each line is a name, a value and a unit, with tabs between them. `cargo xtask gpu` puts them
 //! into its report. Without a device it says why, and that is no failure. With the argument
@@ -9,12 +11,22 @@
 //! bytes count twice, as they are read and written. A ratio divides bytes per second by bytes per
 //! second of the copy that runs right after it. `docs/performance.md` has the bytes and the limit.
 
+#![expect(unsafe_code, reason = "the peer calls the driver itself")]
+
 use std::hint::black_box;
+use std::slice;
 use std::time::Instant;
 
+use cudarc::driver::result::{self, stream};
+use cudarc::driver::sys;
 use kernels::{Device, Gradient, Measurement, Operand, Optimizer, Pass, Slot, Storage, Update};
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::tensor::DType;
+
+#[path = "../../benches/support/fused.rs"]
+mod fused;
+
+use fused::Peer;
 
 /// Values of a chunk of 1 MiB.
 const LEN: usize = 1 << 18;
@@ -54,6 +66,14 @@ fn main() {
     };
     let chunks = if measures { chunks_that_fit(&device) } else { 2 };
     at_memory_speed(&device, &Size { chunks, rounds: if measures { 9 } else { 1 } });
+
+    if measures {
+        beside_pytorch(&device, &Size { chunks, rounds: 5 });
+    }
+    across_the_bus(
+        &device,
+        &Size { chunks: if measures { 1024 } else { 2 }, rounds: if measures { 9 } else { 1 } },
+    );
 
     let size = if measures { Size { chunks: 256, rounds: 9 } } else { Size { chunks: 2, rounds: 1 } };
     for (place, device) in [("device", &device), ("one core", &Device::default())] {
@@ -119,6 +139,104 @@ fn at_memory_speed(device: &Device, size: &Size) {
     print("adam on halves", ADAM + 1.0, &mut |chunks| apply(adam.prepare(7, 0.125), chunks, true));
     print("norm of the gradient", 1.0, &mut |chunks| measure(clipped.prepare(7, 0.125), chunks));
     print("norms of lamb", 4.0, &mut |chunks| measure(lamb.prepare(7, 0.125), chunks));
+}
+
+/// Prints the speed of copies from and to the host, each beside one of the driver alone.
+fn across_the_bus(device: &Device, size: &Size) {
+    let floats = size.chunks * LEN;
+    let mut there = device.zeros(DType::F32, floats).expect("the device has room for a copy");
+    let (mut locked, ordinary) = (device.staging(DType::F32, floats), vec![1_u8; floats * 4]);
+    let driver = Driver::new(device, floats * 4);
+    let print = |name: &str, act: &mut dyn FnMut(), peer: &dyn Fn()| {
+        let mut ratios = Vec::new();
+        for _ in 0..=size.rounds {
+            let acted = seconds(&mut *act);
+            ratios.push([seconds(peer) / acted, (floats * 4) as f64 / acted / f64::from(1_u32 << 30)]);
+        }
+        let median = |number: usize| {
+            let mut values: Vec<_> = ratios[1..].iter().map(|ratio| ratio[number]).collect();
+            values.sort_by(f64::total_cmp);
+            values[values.len() / 2]
+        };
+        println!("{name}, of the driver's copy (target 0.9)\t{:.3}\tratio", median(0));
+        println!("{name}\t{:.1}\tGiB/s", median(1));
+    };
+    print("values to page-locked memory", &mut || locked.receive(&there).expect("the device works"), &|| {
+        driver.download();
+    });
+    let mut place = |bytes: &[u8]| {
+        there.place(0, bytes);
+        settle(device);
+    };
+    print("values from ordinary memory", &mut || place(black_box(&ordinary)), &|| driver.upload());
+    print("values from page-locked memory", &mut || place(&locked.bytes()), &|| driver.upload());
+}
+
+/// The driver itself, with memory of the device and page-locked memory of its own, for as long as
+/// the process lives.
+struct Driver {
+    device: u64,
+    host: *mut u8,
+    bytes: usize,
+    stream: sys::CUstream,
+}
+
+impl Driver {
+    fn new(device: &Device, bytes: usize) -> Self {
+        // The calls before have bound this thread to the device.
+        settle(device);
+        // SAFETY: the memory is nobody else's, and there are so many bytes.
+        unsafe {
+            let host = result::malloc_host(bytes, 0).expect("the system locks so much memory").cast::<u8>();
+            host.write_bytes(1, bytes);
+            let memory = result::malloc_sync(bytes).expect("the device has room for a copy");
+            let stream = stream::create(stream::StreamKind::NonBlocking).expect("a stream");
+            Self { device: memory, host, bytes, stream }
+        }
+    }
+
+    fn upload(&self) {
+        // SAFETY: both have so many bytes, and nothing else uses them before the stream has ended.
+        unsafe {
+            let host = slice::from_raw_parts(self.host, self.bytes);
+            result::memcpy_htod_async(self.device, host, self.stream).expect("a copy");
+            stream::synchronize(self.stream).expect("the device works");
+        }
+    }
+
+    fn download(&self) {
+        // SAFETY: both have so many bytes, and nothing else uses them before the stream has ended.
+        unsafe {
+            let host = slice::from_raw_parts_mut(self.host, self.bytes);
+            result::memcpy_dtoh_async(host, self.device, self.stream).expect("a copy");
+            stream::synchronize(self.stream).expect("the device works");
+        }
+    }
+}
+
+/// Prints the speed of Adam beside that of PyTorch, in another process on the same device.
+fn beside_pytorch(device: &Device, size: &Size) {
+    // PyTorch has no room beside the largest model: weights, gradient and two slots.
+    let chunks = size.chunks * HELD / (HELD + 4);
+    let Some(mut peer) = Peer::start(chunks * LEN, &format!("cuda:{}", device.ordinal().unwrap_or(0))) else {
+        return;
+    };
+    let optimizer = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Adam, 1e-3), 1000).expect("valid");
+    let mut held: Vec<_> = (0..chunks).map(|_| Chunk::new(device, &optimizer)).collect();
+    settle(device);
+    let mut ratios = Vec::new();
+    for _ in 0..=size.rounds {
+        let ours = seconds(|| {
+            apply(optimizer.prepare(7, 0.125), &mut held, false);
+            settle(device);
+        });
+        let steps = peer.steps(1);
+        ratios.push(steps.iter().sum::<f64>() / steps.len() as f64 / ours);
+    }
+    ratios.remove(0);
+    ratios.sort_by(f64::total_cmp);
+    let name = format!("adam, {chunks} chunks, of torch.optim.Adam(fused=True) (target 1.0)");
+    println!("{name}\t{:.3}\tratio", ratios[ratios.len() / 2]);
 }
 
 impl Chunk {

@@ -13,6 +13,7 @@ pub(crate) mod dispatch;
 pub(crate) mod ftrl;
 pub(crate) mod lamb;
 mod lanes;
+pub mod levels;
 pub(crate) mod mean;
 pub(crate) mod momentum;
 mod norm;

@@ -29,9 +29,13 @@ mod host;
 pub(crate) mod ipc;
 pub(crate) mod launch;
 #[cfg(feature = "cuda")]
+pub(crate) mod levels;
+#[cfg(feature = "cuda")]
 pub(crate) mod memory;
 #[cfg(feature = "cuda")]
 pub(crate) mod nvml;
+#[cfg(feature = "cuda")]
+pub(crate) mod registered;
 #[cfg(feature = "cuda")]
 mod staging;
 #[cfg(test)]
@@ -63,4 +67,5 @@ pub const SOURCE: &str = concat!(
     include_str!("cuda/state.cu"),
     include_str!("cuda/fill.cu"),
     include_str!("cuda/dense.cu"),
+    include_str!("cuda/levels.cu"),
 );

@@ -39,16 +39,12 @@ pub enum Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    /// Returns floats for products on `device`, of which there may be a copy on a device.
+    /// Returns floats for products on `device`.
     ///
     /// # Errors
     /// The device has too little free memory. It goes on.
-    pub fn on(device: &Device, floats: &'a [f32], copy: Option<&'a Storage>) -> Result<Self, Error> {
-        match copy.filter(|copy| copy.len() == floats.len()) {
-            _ if device.is_host() => Ok(Self::Lent(floats)),
-            Some(copy) => Ok(Self::There(copy)),
-            None => device.upload(floats).map(Self::Stored),
-        }
+    pub fn on(device: &Device, floats: &'a [f32]) -> Result<Self, Error> {
+        if device.is_host() { Ok(Self::Lent(floats)) } else { device.upload(floats).map(Self::Stored) }
     }
 
     /// Returns the floats for an operation.

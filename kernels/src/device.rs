@@ -9,13 +9,13 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use proto::tensor::DType;
+use proto::tensor::{DType, ExternalMemory};
 
 use crate::Opened;
 #[cfg(feature = "cuda")]
-use crate::cuda::{self, memory::Pinned};
+use crate::cuda::{self, memory::Pinned, registered::Registered};
 use crate::error::Error;
-use crate::storage::Storage;
+use crate::storage::{Operand, Storage};
 
 /// A part of memory that another process has exported begins at a multiple of so many bytes. CUDA
 /// aligns what it allocates so.
@@ -48,6 +48,13 @@ pub struct Devices {
     opened: Arc<Mutex<BTreeMap<usize, Device>>>,
 }
 
+#[cfg(feature = "cuda")]
+impl From<Arc<cuda::Device>> for Device {
+    fn from(device: Arc<cuda::Device>) -> Self {
+        Self { cuda: Some(device) }
+    }
+}
+
 impl PartialEq for Devices {
     /// Compares the settings, and not what is open.
     fn eq(&self, other: &Self) -> bool {
@@ -78,7 +85,7 @@ impl Devices {
 }
 
 /// A CUDA device as its driver shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
     /// The name that the driver gives the device.
     pub name: String,
@@ -87,6 +94,8 @@ pub struct Listed {
     /// Number of the device in the world, as in `00000000-0000-0000-0000-000000000001`. Whatever
     /// CUDA_VISIBLE_DEVICES says, it names one device.
     pub uuid: String,
+    /// Address on the PCI bus, as in `0000:3B:00.0`. Empty: the driver does not tell.
+    pub pci: String,
 }
 
 /// Lists the CUDA devices of this process, in the order of their numbers. A device is not opened
@@ -134,7 +143,7 @@ impl Device {
     /// What is missing, in one sentence with what to do.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize, cache: Option<&Path>) -> Result<Self, Error> {
-        cuda::Device::open(ordinal, cache).map(|device| Self { cuda: Some(device) })
+        cuda::Device::open(ordinal, cache).map(Self::from)
     }
 
     /// Opens a CUDA device. This program was built without CUDA.
@@ -206,11 +215,27 @@ impl Device {
         Err(Error::OnHost)
     }
 
+    /// Returns whether the device with this UUID may reach memory of this one: it is the same
+    /// device, or the driver says that the two have access to each other. Of a device that this
+    /// process does not see nothing is known, and it may.
+    #[must_use]
+    pub fn is_reached_from(&self, uuid: &[u8]) -> bool {
+        #[cfg(feature = "cuda")]
+        {
+            self.cuda.as_ref().is_some_and(|device| device.is_reached_from(uuid))
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = uuid;
+            false
+        }
+    }
+
     /// Opens memory that another process has exported, with values of one type.
     ///
     /// # Errors
-    /// It is the processor of the host, the memory lies on another device, it is gone, or the
-    /// driver refuses to pass it. The device goes on.
+    /// It is the processor of the host, it has no access to the device on which the memory lies,
+    /// the memory is gone, or the driver refuses to pass it. The device goes on.
     pub fn open(&self, dtype: DType, handle: &[u8]) -> Result<Arc<Opened>, Error> {
         #[cfg(feature = "cuda")]
         if let Some(device) = &self.cuda {
@@ -245,6 +270,21 @@ impl Device {
         Ok(floats.into_owned().into())
     }
 
+    /// Copies values, little-endian and at any alignment, to new memory. The copy to a device does
+    /// not wait for operations before it.
+    ///
+    /// # Errors
+    /// The device has too little free memory. It goes on with what it has.
+    pub fn copy_of(&self, dtype: DType, bytes: &[u8]) -> Result<Storage, Error> {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return Storage::uploaded_bytes(device, dtype, bytes);
+        }
+        let mut copy = Storage::zeros(dtype, bytes.len() / dtype.size());
+        copy.write(Operand::Payload(bytes));
+        Ok(copy)
+    }
+
     /// Creates `len` zeros that the caller cannot do without. If there is no memory for them the
     /// device has failed: operations do nothing any more, and [`settle`](Self::settle) says why.
     pub fn zeros_or_failed(&self, dtype: DType, len: usize) -> Storage {
@@ -265,6 +305,19 @@ impl Device {
             return Storage::external(dtype, Box::new(memory));
         }
         Storage::zeros(dtype, len)
+    }
+
+    /// Creates storage in memory that somebody else has allocated, in whole pages. The device
+    /// copies to it without help of the processor, unless the system locks no more memory.
+    pub fn locking(&self, dtype: DType, memory: Box<dyn ExternalMemory>) -> Storage {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            return Storage::external(
+                dtype,
+                Registered::new(device, memory).map_or_else(|memory| memory, |locked| Box::new(locked) as _),
+            );
+        }
+        Storage::external(dtype, memory)
     }
 
     /// Waits until all operations so far have run.

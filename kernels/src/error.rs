@@ -98,10 +98,11 @@ pub enum Error {
         /// What the driver says.
         reason: String,
     },
-    /// Memory of another process lies on another device.
+    /// Memory of another process lies on a device that this one has no access to.
     #[error(
         "memory of another process lies on the CUDA device {found}, and CUDA device {ordinal} of this process is \
-         {expected}; start both on one device, or pass the values through memory of the host"
+         {expected}, which has no access to it: {reason}; start both on one device, or pass the values through memory \
+         of the host"
     )]
     OtherDevice {
         /// The device of this process, by its number here.
@@ -110,6 +111,8 @@ pub enum Error {
         found: String,
         /// UUID of the device of this process.
         expected: String,
+        /// What the driver says.
+        reason: String,
     },
     /// Memory of another process is not there any more.
     #[error(

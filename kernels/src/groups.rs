@@ -8,7 +8,7 @@ use std::sync::Arc;
 use proto::ids::ChunkId;
 use proto::optimizer::{InvalidOptimizer, OptimizerSpec};
 use proto::placement::Layout;
-use proto::tensor::TensorSpec;
+use proto::tensor::{TensorRole, TensorSpec};
 
 use crate::norm::Squares;
 use crate::optimizer::{Optimizer, Update};
@@ -42,7 +42,8 @@ pub struct Updates {
 }
 
 impl Optimizers {
-    /// Returns the optimizers of a job that will make `total_steps` updates.
+    /// Returns the optimizers of a job that will make `total_steps` updates. If the tensors have a
+    /// loss scale, the norm of each gradient is measured.
     ///
     /// # Errors
     /// All violations of the specification, or of its groups for these tensors.
@@ -53,9 +54,11 @@ impl Optimizers {
     ) -> Result<Self, InvalidOptimizer> {
         spec.validate()?;
         let of_tensors = spec.groups_of(tensors)?.into();
+        let is_scaled = tensors.iter().any(|tensor| tensor.role == TensorRole::LossScale);
         let mut groups: Vec<Optimizer> = Vec::new();
         for group in spec.grouped() {
             let optimizer = Optimizer::new(&group, total_steps)?;
+            let optimizer = if is_scaled { optimizer.measured() } else { optimizer };
             // A schedule may be a long table: groups with the same one share it.
             groups.push(match groups.first() {
                 Some(first) => optimizer.sharing_schedule(first),
@@ -83,9 +86,9 @@ impl Optimizers {
         self.groups[0].slot_names()
     }
 
-    /// Works out the scalars of one step for all tensors; see [`Optimizer::prepare`].
-    pub fn prepare(&self, step: u64, scale: f32) -> Updates {
-        let groups = self.groups.iter().map(|group| group.prepare(step, scale)).collect();
+    /// Works out the scalars of one step for all tensors; see [`Optimizer::prepare_after`].
+    pub fn prepare(&self, step: u64, overflows: u64, scale: f32) -> Updates {
+        let groups = self.groups.iter().map(|group| group.prepare_after(step, overflows, scale)).collect();
         Updates { groups, of_tensors: self.of_tensors.clone() }
     }
 }
@@ -142,6 +145,7 @@ impl Updates {
 
 #[cfg(test)]
 mod tests {
+    use proto::loss_scale::LossScale;
     use proto::optimizer::{GroupSpec, OptimizerKind, Schedule, ScheduleKind};
 
     use super::*;
@@ -178,7 +182,7 @@ mod tests {
             let schedule = spec.groups[1].schedule.clone().expect("its own");
             let b = OptimizerSpec { learning_rate: 0.5, schedule, ..rest.clone() };
             for step in 0..4 {
-                let updates = optimizers.prepare(step, 0.25);
+                let updates = optimizers.prepare(step, 0, 0.25);
                 for (tensor, alone) in [(0, &rest), (1, &rest), (2, &bias), (3, &b)] {
                     let alone = Optimizer::new(alone, 10).expect("valid").prepare(step, 0.25);
                     assert_eq!(*updates.of(tensor), alone, "{kind}, step {step}, tensor {tensor}");
@@ -192,7 +196,7 @@ mod tests {
         let spec = OptimizerSpec::new(OptimizerKind::Adam, 0.1);
         let layout = Layout::new(tensors(), 1).expect("a model");
         let chunks = [0, 1, 2, 3].map(ChunkId);
-        let updates = Optimizers::new(&spec, &tensors(), 10).expect("valid").prepare(3, 0.5);
+        let updates = Optimizers::new(&spec, &tensors(), 10).expect("valid").prepare(3, 0, 0.5);
         let one = Optimizer::new(&spec, 10).expect("valid").prepare(3, 0.5);
         assert_eq!(updates.of_chunks(&layout, &chunks), vec![one; 4]);
         let written_past = updates.past_the_caches().of_chunks(&layout, &chunks);
@@ -203,7 +207,7 @@ mod tests {
     fn a_clipped_gradient_has_one_norm_over_all_groups() {
         let spec = OptimizerSpec { clip_norm: Some(1.0), ..grouped(OptimizerKind::Sgd) };
         let layout = Layout::new(tensors(), 1).expect("a model");
-        let updates = Optimizers::new(&spec, &tensors(), 10).expect("valid").prepare(0, 1.0);
+        let updates = Optimizers::new(&spec, &tensors(), 10).expect("valid").prepare(0, 0, 1.0);
         assert!(updates.needs_norms());
         let gradient = [3.0_f32, 4.0];
         let measure = |chunk: u32| {
@@ -223,6 +227,34 @@ mod tests {
                 assert!((f64::from(*next) - expected).abs() < 1e-6, "{next} {expected}");
             }
         }
+    }
+
+    #[test]
+    fn a_loss_scale_has_gradients_measured_and_changes_no_bit_of_theirs() {
+        for kind in OptimizerKind::ALL {
+            let spec = OptimizerSpec::new(kind, 0.1);
+            let tensors = [tensors(), vec![LossScale::tensor()]].concat();
+            let layout = Layout::new(tensors.clone(), 1).expect("a model");
+            let updates = Optimizers::new(&spec, &tensors, 10).expect("valid").prepare(4, 0, 0.5);
+            assert!(updates.needs_norms(), "{kind}");
+            if kind == OptimizerKind::Lamb {
+                continue;
+            }
+            let chunks = [0, 2, 3].map(ChunkId);
+            let squares = chunks.map(|id| (id, Squares([1e30, 0.0])));
+            let alone = Optimizer::new(&spec, 10).expect("valid").prepare(4, 0.5);
+            assert_eq!(updates.with_norms(&layout, &squares, &chunks), vec![alone; 3], "{kind}");
+        }
+    }
+
+    #[test]
+    fn steps_that_overflowed_count_for_the_schedule_and_not_for_the_rule() {
+        let table = vec![(0, 1.0), (2, 0.25)];
+        let schedule = Schedule { kind: ScheduleKind::Table, table, ..Schedule::default() };
+        let spec = OptimizerSpec { schedule, ..OptimizerSpec::new(OptimizerKind::Adam, 0.4) };
+        let found = Optimizer::new(&spec, 10).expect("valid").prepare_after(5, 3, 0.5);
+        let without = OptimizerSpec::new(OptimizerKind::Adam, 0.1);
+        assert_eq!(found, Optimizer::new(&without, 10).expect("valid").prepare(2, 0.5));
     }
 
     #[test]

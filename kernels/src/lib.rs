@@ -13,6 +13,7 @@
 //! | [`optimizer`] | works out the scalars of a step; its [`Update`] makes the next weights |
 //! | [`groups`] | the optimizers of a model whose tensors have settings of their own |
 //! | [`norm`] | what an update needs to know about the whole model first |
+//! | [`levels`] | floats in place of bytes, for inputs of a model |
 //! | [`dense`] | the products of a dense layer, for the pure engine |
 //! | [`parallel`] | chunks spread over threads |
 //! | [`cpu`] | the kernels for memory of the host |
@@ -30,6 +31,7 @@ pub mod dense;
 pub mod device;
 pub mod error;
 pub mod groups;
+pub mod levels;
 pub mod merge;
 pub mod norm;
 pub mod optimizer;
@@ -47,6 +49,7 @@ pub use cuda::{Opened, Part};
 pub use device::Device;
 pub use error::Error;
 pub use groups::{Optimizers, Updates};
+pub use levels::Levels;
 pub use merge::Merge;
 pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};

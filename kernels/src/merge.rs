@@ -14,7 +14,7 @@ use crate::storage::{Operand, Storage};
 pub enum Merge {
     /// Their sum, rounded to this type.
     Sum(WireType),
-    /// The larger one, for counters and registers.
+    /// The larger one, for integers.
     Max,
 }
 
@@ -23,7 +23,7 @@ impl Merge {
     /// round to their type in a job that exchanges `wire`.
     pub const fn of(role: TensorRole, wire: WireType) -> Self {
         match role {
-            TensorRole::Counter | TensorRole::Register => Self::Max,
+            TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => Self::Max,
             TensorRole::Parameter | TensorRole::State => Self::Sum(wire.of(role)),
         }
     }

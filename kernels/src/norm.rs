@@ -18,6 +18,14 @@ use crate::optimizer::{Norms, Prepared, Update};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Squares(pub [f64; 2]);
 
+impl Squares {
+    /// Returns whether they are of finite values. Squares of finite f32 have a finite sum in f64.
+    pub const fn is_finite(self) -> bool {
+        let Self([one, other]) = self;
+        one.is_finite() && other.is_finite()
+    }
+}
+
 impl Update {
     /// Returns whether [`Update::measure`] has to be called for all chunks of the model, and
     /// [`Update::with_norms`] with what it gave, before this update may be applied.

@@ -125,6 +125,12 @@ impl Optimizer {
         Self { schedule, ..self }
     }
 
+    /// Returns this optimizer with the norm of each gradient measured, so that an
+    /// overflow is found. A gradient that nothing clips keeps its bits.
+    pub(crate) fn measured(self) -> Self {
+        Self { clip_norm: self.clip_norm.or(Some(f64::INFINITY)), ..self }
+    }
+
     /// Returns the number of slots: f32 values of state beside each parameter.
     pub fn slots(&self) -> usize {
         self.slot_names().len()
@@ -161,7 +167,15 @@ impl Optimizer {
     /// are sums over the step's samples and `scale` is one over their number. The product is
     /// rounded to f32 before anything else, as if the mean had been stored.
     pub fn prepare(&self, step: u64, scale: f32) -> Update {
+        self.prepare_after(step, 0, scale)
+    }
+
+    /// Works out the scalars of one step, as [`prepare`](Self::prepare) does. `overflows` of the
+    /// steps before changed no weight. They count for the schedule, and not for the rule, as with a
+    /// `torch.amp.GradScaler` and a scheduler that is stepped each time.
+    pub fn prepare_after(&self, step: u64, overflows: u64, scale: f32) -> Update {
         let rate = self.learning_rate(step);
+        let step = step.saturating_sub(overflows);
         let learning_rate = rate as f32;
         // The coupled weight decay, and the rule.
         let (weight_decay, rule) = match self.rule {

@@ -99,7 +99,17 @@ impl Storage {
     /// The device has too little free memory, or the copy failed.
     #[cfg(feature = "cuda")]
     pub fn uploaded(device: &Arc<Device>, floats: &[f32]) -> Result<Self, Error> {
-        Buffer::uploaded(device, bytemuck::cast_slice(floats)).map(Self::made)
+        Self::uploaded_bytes(device, DType::F32, bytemuck::cast_slice(floats))
+    }
+
+    /// Copies values like [`uploaded`](Self::uploaded): little-endian bytes, at any alignment.
+    ///
+    /// # Errors
+    /// The errors of [`uploaded`](Self::uploaded).
+    #[cfg(feature = "cuda")]
+    pub(crate) fn uploaded_bytes(device: &Arc<Device>, dtype: DType, bytes: &[u8]) -> Result<Self, Error> {
+        let buffer = Buffer::uploaded(device, bytes)?;
+        Ok(Self::in_buffer(dtype, buffer.len(dtype) as usize, buffer))
     }
 
     /// Storage of the floats that a device has made.

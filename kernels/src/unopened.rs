@@ -19,9 +19,9 @@ pub struct Part(Never);
 enum Never {}
 
 impl Opened {
-    /// Returns the bytes of the device that the memory takes.
+    /// Returns the bytes of the device that the memory takes. None if it lies on another device.
     #[must_use]
-    pub fn taken_bytes(&self) -> u64 {
+    pub const fn taken_bytes(&self) -> u64 {
         match self.0 {}
     }
 

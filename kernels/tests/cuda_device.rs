@@ -244,7 +244,7 @@ fn layers(
     let x = ordinary(1, records * inputs);
     let lent = match device {
         Some(device) => Input::Stored(Storage::uploaded(device, &x).expect("memory")),
-        None => Input::on(&host, &x, None).expect("the host"),
+        None => Input::on(&host, &x).expect("the host"),
     };
     let (first, bias) = (stored(2, hidden * inputs), stored(3, hidden));
     let (second, other_bias) = (stored(4, outputs * hidden), stored(5, outputs));
@@ -373,6 +373,26 @@ fn threads_share_a_device() {
             });
         }
     });
+}
+
+#[test]
+fn memory_that_goes_on_a_thread_of_others_gives_that_thread_no_device() {
+    let Some(device) = device() else { return };
+    if is_real() {
+        return skip::skipped(skip::Lacks::Machine, "EBB_TEST_DRIVER=real: no thread was asked");
+    }
+    let own = zeros(Some(&device), DType::F32, 8);
+    let (exported, _) = Storage::exported(&device, DType::F32, 8).expect("memory");
+    assert!(Driver::load().is_current(), "this thread has used the device");
+    let ends = |storage: Storage| {
+        let thread = std::thread::spawn(move || {
+            drop(storage);
+            Driver::load().is_current()
+        });
+        thread.join().expect("no panic")
+    };
+    assert!(!ends(own) && !ends(exported));
+    device.settle().expect("the device goes on");
 }
 
 #[test]

@@ -203,6 +203,7 @@ impl Other {
                 there.receive_part(self.exported.as_ref().expect("exported"), at, PART * 4)?;
                 return Ok(told(&there));
             }
+            "taken" => return Ok(self.opened.last().expect("opened").taken_bytes().to_string()),
             "settle" => self.device.settle()?,
             _ => panic!("no command `{verb}`"),
         }
@@ -270,6 +271,8 @@ fn memory_of_a_device_crosses_between_processes_and_what_goes_wrong_is_named() {
         assert!(refused.starts_with("other device: memory of another process lies on"), "{refused}");
         assert!(refused.contains("000000000000, and CUDA device 1 of this process is 0000"), "{refused}");
         assert_eq!(elsewhere.ask("settle"), "done", "it goes on");
+        let peers = &[("EBB_TEST_DEVICES", "2"), ("EBB_TEST_PEERS", "1")];
+        devices_with_access_to_each_other_exchange(&mut start("0", peers), &mut start("1", peers));
     }
     freed_memory_is_gone(&mut exporter, &mut reader);
     a_dead_exporter_is_contained(exporter, reader);
@@ -328,6 +331,14 @@ fn parts_are_written_by_the_process_that_opened_them(
     for at in ["0", "8192", "16384"] {
         assert_eq!(exporter.ask(&format!("fetch {at}")), "-7", "nobody has written to byte {at}");
     }
+}
+
+fn devices_with_access_to_each_other_exchange(exporter: &mut Process, reader: &mut Process) {
+    let handle = exporter.ask("export");
+    values_cross_as_often_as_they_change(exporter, reader, &handle);
+    parts_are_written_by_the_process_that_opened_them(exporter, reader, &handle);
+    assert_eq!(reader.ask(&format!("open {handle}")), "done");
+    assert_eq!(reader.ask("taken"), "0", "the memory takes nothing of the device that opened it");
 }
 
 fn wrong_handles_are_refused(exporter: &mut Process, reader: &mut Process, handle: &str) {

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kernels::cuda::{Device, Error, Opened};
-use kernels::{Merge, Operand, Optimizer, Slot, Storage, dense};
+use kernels::{Levels, Merge, Operand, Optimizer, Slot, Storage, dense};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
@@ -60,9 +60,14 @@ fn without_any_single_join_or_order_the_result_is_another() {
     driver.memory(2 * MOST);
     driver.own(true);
     let (mut noticed, mut unnoticed) = (0, Vec::new());
-    for (pools, compute) in
-        [(true, trained as Computation), (true, placed), (true, crossed), (false, summed), (false, crossed)]
-    {
+    for (pools, compute) in [
+        (true, trained as Computation),
+        (true, placed),
+        (true, looked_up),
+        (true, crossed),
+        (false, summed),
+        (false, crossed),
+    ] {
         driver.pools(pools);
         let expected = compute(None);
         let run = |seed, mutation| scenario(driver, cache.path(), compute, seed, mutation);
@@ -105,6 +110,7 @@ type Found = Result<Vec<Vec<u32>>, String>;
 struct Place {
     device: Arc<Device>,
     other: Arc<Device>,
+    levels: Levels,
 }
 
 /// Returns what is wrong, without the bits.
@@ -123,7 +129,9 @@ fn scenario(
     driver.mutate(Mutation::Nothing, 0);
     driver.seed(seed);
     let open = || Device::open(0, Some(cache)).expect("it opens");
-    let place = Place { device: open(), other: open() };
+    let (device, other) = (open(), open());
+    let levels = levels(&device.clone().into());
+    let place = Place { device, other, levels };
     let device = &place.device;
     // What is tried when devices are opened is not for mutations.
     [device, &place.other].into_iter().for_each(|device| device.settle().expect("it works"));
@@ -184,10 +192,33 @@ fn placed(place: Option<&Place>) -> Vec<Vec<u32>> {
     [values, sum, short, part].iter().map(bits).collect()
 }
 
+/// Makes floats of bytes, as the inputs of a model are made. The bytes are others when the call
+/// with them returns. What was uploaded is used before the next upload, which would wait for it
+/// too.
+fn looked_up(place: Option<&Place>) -> Vec<Vec<u32>> {
+    let here = levels(&kernels::Device::default());
+    let levels = place.map_or(&here, |place| &place.levels);
+    let of = |number: u8| {
+        let mut bytes: Vec<u8> = (0..LENGTH).map(|at| (at * 7) as u8 ^ number).collect();
+        let mut floats = levels.of(&bytes).expect("memory");
+        bytes.fill(0);
+        floats.scale(0.7);
+        bits(&floats)
+    };
+    (1..4).map(of).collect()
+}
+
+/// Returns levels with several tables and short runs. The device has them.
+fn levels(device: &kernels::Device) -> Levels {
+    let levels = Levels::new(device, &sines(0.1, 3 * 256), 5).expect("memory");
+    device.settle().expect("it works");
+    levels
+}
+
 /// Moves values between devices of two processes, which are one here. The first one exports memory.
 /// The second one writes a part, the first one another, and both read what the other wrote.
 fn crossed(place: Option<&Place>) -> Vec<Vec<u32>> {
-    let Some(Place { device, other }) = place else {
+    let Some(Place { device, other, .. }) = place else {
         let mut exported = zeros_of(None, LENGTH);
         let mut part = Storage::zeros(DType::F32, PART);
         part.fill(3.0);

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use kernels::{Device, Storage, values};
+use kernels::{Device, Levels, Storage, values};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proto::ids::ChunkId;
@@ -112,6 +112,55 @@ proptest! {
         prop_assert_eq!(&found, &expected);
         let before = bytemuck::cast_slice::<f32, u8>(&left).to_vec();
         prop_assert_eq!(reader, Some(before), "what somebody else reads does not change");
+    }
+}
+
+/// Returns the floats of bytes that lie `shift` bytes off alignment. Nothing waits for them before
+/// the bytes are others, and the tables are gone.
+fn looked_up(device: &Device, tables: &[f32], run: usize, (shift, bytes): (usize, &[u8])) -> Storage {
+    let mut moved = [&vec![9; shift][..], bytes].concat();
+    let levels = Levels::new(device, tables, run).expect("memory");
+    let floats = levels.of(&moved[shift..]).expect("memory");
+    moved.fill(1);
+    floats
+}
+
+proptest! {
+    #[test]
+    fn floats_of_bytes_are_those_of_the_host_at_any_length_and_alignment(
+        bytes in prop_oneof![vec(any::<u8>(), 0..70), vec(any::<u8>(), 1000..3000)],
+        count in 1..4_usize, run in prop_oneof![1..9_usize, 20..300_usize], shift in 0..5_usize,
+    ) {
+        let Some([device, _]) = devices() else { return Ok(()) };
+        let tables: Vec<f32> = (0..count * 256).map(|at| (at as f32).sin() / 3.0).collect();
+        let found = looked_up(&device, &tables, run, (shift, &bytes));
+        let expected = looked_up(&Device::default(), &tables, run, (shift, &bytes));
+        prop_assert_eq!(found.bytes(), expected.bytes());
+    }
+}
+
+#[test]
+fn floats_of_bytes_that_take_several_pieces_are_those_of_the_host() {
+    let Some([device, _]) = devices() else { return };
+    let bytes: Vec<u8> = (0..5_000_003_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let tables: Vec<f32> = (0..3 * 256).map(|at| at as f32 / 255.0).collect();
+    let there = looked_up(&device, &tables, 224 * 224, (1, &bytes));
+    let here = looked_up(&Device::default(), &tables, 224 * 224, (0, &bytes));
+    assert!(there.bytes() == here.bytes());
+}
+
+#[test]
+fn floats_of_bytes_without_memory_are_refused_and_the_device_goes_on() {
+    let Some([device, _]) = devices() else { return };
+    let levels = Levels::new(&device, &[0.5; 256], 1).expect("memory");
+    let driver = Driver::load();
+    for allocation in 0..2 {
+        driver.fail(c"cuMemAllocAsync", allocation, 2, 2);
+        let refused = levels.of(&[1; 40]).expect_err("no memory");
+        assert!(matches!(refused, kernels::Error::OutOfMemory { .. }), "{refused:?}");
+        driver.fail(c"", 0, 0, 0);
+        device.settle().expect("the refused call changed nothing");
+        assert_eq!(*levels.of(&[1; 3]).expect("memory").read().expect("it works"), [0.5; 3]);
     }
 }
 

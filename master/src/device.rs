@@ -129,26 +129,57 @@ pub(crate) fn counted<'a>(devices: impl Iterator<Item = &'a WorkerDevice>) -> St
     told.join(", ")
 }
 
-/// Workers with equal devices, and how busy each device is, in percent.
+/// The mean of shares of time in percent.
+#[derive(Default)]
+struct Mean {
+    sum: u64,
+    count: u64,
+}
+
+impl Mean {
+    /// Adds a share that is known.
+    fn add(&mut self, percent: Option<u32>) {
+        if let Some(percent) = percent {
+            self.sum += u64::from(percent.min(100));
+            self.count += 1;
+        }
+    }
+
+    /// Returns the mean. `None`: no share is known.
+    fn get(&self) -> Option<u32> {
+        self.sum.checked_div(self.count).map(|mean| mean as u32)
+    }
+}
+
+/// Workers with equal devices, how busy the devices are, and what they wait for.
 struct Group {
     told: pb::WorkersOnDevice,
-    busy: Vec<u32>,
+    busy: Mean,
+    data: Mean,
+    weights: Mean,
+    push: Mean,
 }
 
 impl Group {
     fn add(&mut self, reading: &pb::DeviceReading) {
         let told = &mut self.told;
-        self.busy.extend(reading.busy_percent.map(|percent| percent.min(100)));
+        self.busy.add(reading.busy_percent);
+        self.data.add(reading.waits_data_percent);
+        self.weights.add(reading.waits_weights_percent);
+        self.push.add(reading.waits_push_percent);
         told.memory_used_bytes = told.memory_used_bytes.max(reading.memory_used_bytes);
         told.throttled += u32::from(reading.throttled);
         told.failing += u32::from(reading.failing);
     }
 
     fn told(self) -> pb::WorkersOnDevice {
-        let count = u64::try_from(self.busy.len()).unwrap_or(u64::MAX);
-        let sum: u64 = self.busy.iter().copied().map(u64::from).sum();
-        let mean = sum.checked_div(count).map(|mean| mean as u32);
-        pb::WorkersOnDevice { busy_percent: mean, ..self.told }
+        pb::WorkersOnDevice {
+            busy_percent: self.busy.get(),
+            waits_data_percent: self.data.get(),
+            waits_weights_percent: self.weights.get(),
+            waits_push_percent: self.push.get(),
+            ..self.told
+        }
     }
 }
 
@@ -166,7 +197,10 @@ pub(crate) fn groups<'a>(
                 numerics: Some(Numerics::clone(numerics).into()),
                 ..Default::default()
             },
-            busy: Vec::new(),
+            busy: Mean::default(),
+            data: Mean::default(),
+            weights: Mean::default(),
+            push: Mean::default(),
         };
         let group = groups.entry((device, numerics.class.as_str())).or_insert_with(new);
         group.told.count += 1;
@@ -221,8 +255,13 @@ mod tests {
     #[test]
     fn a_group_tells_the_mean_of_its_devices_and_how_many_are_slow_or_fail() {
         let workers = [on("a", "cuda:0", 8), on("b", "cuda:0", 8), on("c", "cuda:0", 8), on("d", "cpu", 0)];
-        let said = |busy_percent, memory_used_bytes, throttled, failing| {
-            Some(pb::DeviceReading { busy_percent, memory_used_bytes, throttled, failing })
+        let said = |busy_percent: Option<u32>, memory_used_bytes, throttled, failing| {
+            let of_waits = pb::DeviceReading {
+                waits_data_percent: busy_percent.map(|percent| percent / 9),
+                waits_weights_percent: Some(40),
+                ..Default::default()
+            };
+            Some(pb::DeviceReading { busy_percent, memory_used_bytes, throttled, failing, ..of_waits })
         };
         let readings = [
             said(Some(90), 5, true, false),
@@ -234,6 +273,10 @@ mod tests {
         let [cuda, cpu] = &groups[..] else { panic!("{groups:?}") };
         let told = (cuda.busy_percent, cuda.memory_used_bytes, cuda.throttled, cuda.failing);
         assert_eq!(told, (Some(67), 7, 2, 1));
+        let waits = |of: &pb::WorkersOnDevice| {
+            [of.waits_data_percent, of.waits_weights_percent, of.waits_push_percent]
+        };
+        assert_eq!((waits(cuda), waits(cpu)), ([Some(7), Some(40), None], [None; 3]));
         assert_eq!((cpu.busy_percent, cpu.memory_used_bytes, cpu.throttled, cpu.failing), (None, 0, 0, 0));
     }
 

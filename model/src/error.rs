@@ -112,10 +112,13 @@ pub enum Error {
         reason: String,
     },
     /// The text names no device.
-    #[error("device `{0}`: expected cpu, cuda:N, several such as cuda:0,2, all, or auto")]
+    #[error(
+        "device `{0}`: expected cpu, cuda:N, several such as cuda:0,2, GPU-UUID or MIG-UUID as `nvidia-smi -L` spells \
+         them, all, or auto"
+    )]
     UnknownDevice(String),
     /// The text names several devices, or none in particular.
-    #[error("device `{0}`: expected one device, cpu or cuda:N")]
+    #[error("device `{0}`: expected one device, cpu, cuda:N, GPU-UUID or MIG-UUID")]
     NotOneDevice(String),
     /// The text names a device twice.
     #[error(

@@ -27,7 +27,8 @@ pub struct Constant {
 }
 
 /// Writes the file: `values` of the trained `tensors`, in their order, and the model's constants.
-/// Registers are left out: they are the state of a loop and not of its model.
+/// Registers and loss scales are left out: they are the state of a loop or of the training, and not
+/// of the model.
 ///
 /// ```
 /// use proto::tensor::{TensorSpec, Values};
@@ -42,7 +43,8 @@ pub fn safetensors(tensors: &[TensorSpec], values: &[Values], constants: &[Const
     if tensors.len() != values.len() {
         return Err(wrong(format!("{} tensors, {} lists of values", tensors.len(), values.len())));
     }
-    let model = tensors.iter().zip(values).filter(|(tensor, _)| tensor.role != TensorRole::Register);
+    let is_models = |role| !matches!(role, TensorRole::Register | TensorRole::LossScale);
+    let model = tensors.iter().zip(values).filter(|(tensor, _)| is_models(tensor.role));
     let trained = model.map(|(tensor, values)| {
         let dtype = match values.dtype() {
             DType::F32 => Dtype::F32,

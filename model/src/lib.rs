@@ -3,6 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `model.rs` | [`Model`], which a user's own network implements too, and its inputs |
+//! | `inputs.rs` | the inputs of a batch in memory of the device that computes |
 //! | [`engines`] | Ebbflow's networks, their engines, and the [`Registry`] of a job's choices |
 //! | [`metrics`] | what an evaluation counts of outputs and labels |
 //! | [`device`] | devices that compute gradients |
@@ -15,6 +16,7 @@ pub mod engines;
 pub mod error;
 pub mod export;
 pub mod fault;
+mod inputs;
 pub mod metrics;
 mod model;
 pub mod weights;
@@ -22,5 +24,6 @@ pub mod weights;
 pub use device::Device;
 pub use engines::{Registry, ScriptEngine};
 pub use error::{Error, Result};
-pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory, Upcoming};
+pub use inputs::Inputs;
+pub use model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory, TakeGradient, Upcoming};
 pub use weights::Weights;

@@ -44,6 +44,12 @@ pub trait Model: Send {
         kernels::Device::default()
     }
 
+    /// Returns the device in whose memory the model reads the inputs of a batch
+    /// ([`Batch::placed`]). Default: that of [`device`](Self::device).
+    fn inputs(&self) -> kernels::Device {
+        self.device()
+    }
+
     /// Copies the weights for the next calls.
     ///
     /// # Errors
@@ -98,6 +104,28 @@ pub trait Model: Send {
             reason: fault::of_failed(&error),
         })?;
         Ok(gradients)
+    }
+
+    /// Computes [`weighted_gradients`](Self::weighted_gradients), and hands over each tensor's as
+    /// soon as it is final: the number of the tensor, and its values. Returns the mean loss over
+    /// the records. Gradients count only when this has returned, so the receiver may pass them on
+    /// while the others are computed, but must drop all of them after an error.
+    ///
+    /// Default: hands over all of them in the end. An override that hands over some earlier, in any
+    /// order, gives the same bits.
+    ///
+    /// # Errors
+    /// The errors of [`gradients`](Self::gradients).
+    fn gradients_as_made(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
+        let Gradients { loss, values } = self.weighted_gradients(batch, key, memory)?;
+        values.into_iter().enumerate().for_each(|(tensor, values)| take(tensor, values));
+        Ok(loss)
     }
 
     /// Computes loss and metrics of records in evaluation mode: no dropout, and running statistics
@@ -162,8 +190,11 @@ pub trait Model: Send {
     }
 }
 
+/// Receives gradients as they are made, each once: the number of the tensor, and its values.
+pub type TakeGradient<'a> = dyn FnMut(usize, Values) + 'a;
+
 /// Multiplies floats by `weight`: on their device, or into `memory` if it has room.
-fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
+pub(crate) fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
     if let Some(storage) = kernels::values::on_device_mut(values) {
         return storage.scale(weight);
     }

@@ -8,14 +8,19 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use data::{Batch, DeviceValues};
+use data::{Batch, Column, Dataset, DeviceValues};
 use kernels::device::Devices;
 use model::fault::{Fault, fault};
-use model::{Allocator, Context, Device, Error, Evaluation, Gradients, Model, OwnMemory, Registry, Weights};
+use model::{
+    Allocator, Context, Device, Error, Evaluation, Gradients, Inputs, Model, OwnMemory, Registry, Weights,
+};
 use proto::column::{ColumnSpec, ElementType};
+use proto::ids::Epoch;
+use proto::spec::DataSet;
 use proto::tensor::{TensorSpec, Values};
+use proto::wire::WireType;
 
-use self::fake::Driver;
+use self::fake::{Call, Driver};
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the kernels")]
 #[path = "../../kernels/tests/cuda/fake.rs"]
@@ -146,6 +151,12 @@ fn computed(model: &mut dyn Model, batch: &Batch) -> (u32, [Vec<Vec<u8>>; 2], St
     let plain = model.gradients(batch, 0).unwrap();
     let weighted = model.weighted_gradients(batch, 0, &OwnMemory).unwrap();
     assert_eq!(plain.loss.to_bits(), weighted.loss.to_bits());
+    let mut made = Vec::new();
+    let mut take = |tensor, values| made.push((tensor, values));
+    let loss = model.gradients_as_made(batch, 0, &OwnMemory, &mut take).unwrap();
+    made.sort_by_key(|(tensor, _)| *tensor);
+    let made: Vec<_> = made.into_iter().map(|(_, values)| values).collect();
+    assert_eq!((loss.to_bits(), bits(&made)), (weighted.loss.to_bits(), bits(&weighted.values)));
     let prediction = model.predict(batch).unwrap();
     let both = model.evaluate_and_predict(batch).unwrap();
     assert_eq!(format!("{both:?}"), format!("{:?}", (model.evaluate(batch).unwrap(), &prediction)));
@@ -345,13 +356,109 @@ fn records_that_lie_on_the_device_already_are_read_there() {
         .gradients(&Batch::of(&others, &[INPUTS], &labels, 7), 0)
         .unwrap();
     let copy = driven.devices.cuda(0).unwrap().upload(&others[..]).unwrap();
-    let placed = Batch { placed: DeviceValues::new(vec![Arc::new(copy)]), ..plain.clone() };
+    let placed = Batch { placed: DeviceValues::new(vec![Some(Arc::new(copy))]), ..plain.clone() };
     let found = driven.build(network).gradients(&placed, 0).unwrap();
     assert_eq!(bits(&found.values), bits(&expected.values));
     // A copy of another length belongs to other records.
     let copy = driven.devices.cuda(0).unwrap().upload(&others[1..]).unwrap();
-    let wrong = Batch { placed: DeviceValues::new(vec![Arc::new(copy)]), ..plain.clone() };
+    let wrong = Batch { placed: DeviceValues::new(vec![Some(Arc::new(copy))]), ..plain.clone() };
     let found = driven.build(network).gradients(&wrong, 0).unwrap();
     let expected = build(network, Device::Cpu, &driven.devices).gradients(&plain, 0).unwrap();
     assert_eq!(bits(&found.values), bits(&expected.values));
+}
+
+/// Writes a file of u8 values.
+fn npy(path: &Path, shape: &str, values: &[u8]) {
+    let header = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({shape}), }}\n");
+    let length = (header.len() as u16).to_le_bytes();
+    let bytes = [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), values].concat();
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Returns a data set of 9 records, whose input becomes 21 floats of one byte each.
+fn bytes_on_disk(folder: &Path) -> Arc<Dataset> {
+    npy(&folder.join("x"), "9, 21", &(0..9 * INPUTS).map(|at| (at * 53) as u8).collect::<Vec<_>>());
+    npy(&folder.join("y"), "9", &[0, 1, 2, 0, 1, 2, 0, 1, 2]);
+    let text = r#"name = "t"
+        epochs = 1
+        model = { builtin = "softmax", options = { classes = 3 }, loss = "cross_entropy" }
+        batch = { micro = 7 }
+        optimizer = { kind = "sgd", learning_rate = 0.1 }
+        [data]
+        format = "npy"
+        train = { features = ["x"], labels = ["y"] }
+        normalize = { scale = 255, mean = 0.1307, std = 0.3081 }"#;
+    let spec = proto::spec::parse(text, &folder.join("job.toml"), &[]).unwrap();
+    Dataset::open(&spec, DataSet::Train, None).unwrap()
+}
+
+/// Reads seven records, and leaves them on the device.
+fn placed(inputs: &Inputs, data: &Dataset) -> Batch {
+    let (batch, bad) = inputs.read(data, Epoch(0), [8, 0, 3, 5, 1, 2, 7], &Default::default()).unwrap();
+    assert_eq!((batch.samples, bad.len()), (7, 0));
+    inputs.placed(batch)
+}
+
+#[test]
+fn records_cross_as_bytes_and_become_the_floats_of_the_host() {
+    let Some((driven, driver)) = Driven::open_fake() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (network, data) = (NETWORKS[2], bytes_on_disk(folder.path()));
+    let device = driven.devices.cuda(0).unwrap();
+    let on_host = placed(&Inputs::new(&kernels::Device::default(), &data, false), &data);
+    assert_eq!(on_host.features().len(), 7 * INPUTS, "the host has floats");
+    let expected = build(network, Device::Cpu, &driven.devices).gradients(&on_host, 0).unwrap();
+    let uploaded = |inputs: &Inputs| {
+        driver.count();
+        let batch = placed(inputs, &data);
+        (batch, driver.called(Call::UploadedByte))
+    };
+    let inputs = Inputs::new(&device, &data, false);
+    let (batch, bytes) = uploaded(&inputs);
+    assert_eq!((bytes, batch.inputs[0].bytes().len()), (7 * INPUTS as i64, 7 * INPUTS));
+    let mut model = driven.build(network);
+    assert_eq!(bits(&model.gradients(&batch, 0).unwrap().values), bits(&expected.values));
+    let copy = batch.placed.get(0).unwrap();
+    let floats = copy.read(WireType::F32, 0..copy.size()).unwrap();
+    assert_eq!(floats, bytemuck::cast_slice::<f32, u8>(on_host.features()));
+    // Floats of the host are what is mixed.
+    let (batch, bytes) = uploaded(&Inputs::new(&device, &data, true));
+    assert_eq!((bytes, batch.features()), (4 * 7 * INPUTS as i64, on_host.features()));
+    assert_eq!(bits(&model.gradients(&batch, 0).unwrap().values), bits(&expected.values));
+
+    // A device without room leaves it to the host, whatever is missing there.
+    for allocation in 0..2 {
+        driver.fail(c"cuMemAllocAsync", allocation, 2, 2);
+        let batch = placed(&inputs, &data);
+        assert_eq!(driver.calls(c"cuMemAllocAsync"), allocation + 2);
+        driver.fail(c"", 0, 0, 0);
+        assert!(batch.placed.get(0).is_none());
+        assert_eq!(batch.features(), on_host.features());
+        assert_eq!(bits(&model.gradients(&batch, 0).unwrap().values), bits(&expected.values));
+    }
+    driver.fail(c"cuMemAllocAsync", 0, 2, 2);
+    let inputs = Inputs::new(&device, &data, false);
+    driver.fail(c"", 0, 0, 0);
+    let (batch, bytes) = uploaded(&inputs);
+    assert_eq!((bytes, batch.features()), (4 * 7 * INPUTS as i64, on_host.features()), "no room for tables");
+}
+
+#[test]
+fn integers_are_copied_ahead_and_other_types_stay_on_the_host() {
+    let Some(driven) = Driven::open() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let data = bytes_on_disk(folder.path());
+    let column = |dtype: ElementType, bytes: &[u8]| {
+        let mut column = Column::with_capacity(ColumnSpec::fixed("x", dtype, []), 2);
+        bytes.chunks(dtype.size()).for_each(|value| column.push(value));
+        column
+    };
+    let words: [i64; 2] = [7, -9];
+    let columns =
+        vec![column(ElementType::I64, bytemuck::cast_slice(&words)), column(ElementType::I16, &[1, 2, 3, 4])];
+    let batch = Batch { inputs: columns, ..Batch::of(&[0.0; 2], &[1], &Values::I64(vec![0, 1]), 2) };
+    let placed = Inputs::new(&driven.devices.cuda(0).unwrap(), &data, true).placed(batch);
+    let copy = placed.placed.get(0).unwrap();
+    assert_eq!(copy.read(WireType::F32, 0..16).unwrap(), bytemuck::cast_slice::<i64, u8>(&words));
+    assert!(placed.placed.get(1).is_none());
 }

@@ -210,6 +210,7 @@ fn train(job: &Context, data: &Dataset, steps: u64) -> (Vec<f64>, BTreeMap<Strin
                 TensorRole::Parameter => pairs.for_each(|(weight, sum)| *weight -= rate * sum / samples),
                 TensorRole::State => pairs.for_each(|(state, sum)| *state = sum / of as f32),
                 TensorRole::Counter | TensorRole::Register => weights.clone_from(sums),
+                TensorRole::LossScale => unreachable!("no job here computes in f16"),
             }
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Barrier;
 use model::Device;
 use model::export::{Dtype, safetensors};
 use model::weights::Weights;
-use model::{Context, Registry};
+use model::{Context, Gradients, OwnMemory, Registry};
 use proto::tensor::{TensorRole, Values};
 use torch::{batch, batch_of_values, bits, context, fixture, labelled, script_context, start};
 
@@ -101,6 +101,45 @@ fn the_first_and_the_twentieth_call_give_the_same_bits() {
         });
         assert!(moved == first, "{name}: a model that moved to another thread differs");
     }
+}
+
+#[test]
+fn gradients_are_handed_over_as_they_are_made_with_the_same_bits() {
+    let batch = batch(6, &SHAPE);
+    for (name, job) in jobs() {
+        let mut model = start(&job);
+        let expected = model.weighted_gradients(&batch, 41, &OwnMemory).unwrap();
+        // Hooks stay from call to call.
+        for call in 1..=3 {
+            let mut made = Vec::new();
+            let mut take = |tensor, values| made.push((tensor, values));
+            let loss = model.gradients_as_made(&batch, 41, &OwnMemory, &mut take).unwrap();
+            let first = model.tensors()[made[0].0].name.clone();
+            made.sort_by_key(|(tensor, _)| *tensor);
+            assert!(made.iter().map(|(tensor, _)| *tensor).eq(0..expected.values.len()), "{name}");
+            let values = made.into_iter().map(|(_, values)| values).collect();
+            assert!(bits(&Gradients { loss, values }) == bits(&expected), "{name}: call {call} differs");
+            if name.contains(".pt") {
+                continue;
+            }
+            let mut parameters =
+                model.tensors().into_iter().filter(|spec| spec.role == TensorRole::Parameter);
+            let last = parameters.next_back().expect("a network has parameters").name;
+            let layer = |name: &str| name.rsplit_once('.').map(|(layer, _)| layer.to_owned());
+            assert_eq!(layer(&first), layer(&last), "{name}: {first} came first");
+        }
+    }
+}
+
+#[test]
+fn a_receiver_of_gradients_that_panics_is_an_error_and_the_model_goes_on() {
+    let (batch, (_, job)) = (batch(6, &SHAPE), jobs().swap_remove(5));
+    let mut model = start(&job);
+    let expected = bits(&model.weighted_gradients(&batch, 41, &OwnMemory).unwrap());
+    let mut take = |_, _| panic!("on purpose");
+    let error = model.gradients_as_made(&batch, 41, &OwnMemory, &mut take).unwrap_err().to_string();
+    says(&error, &["gradients", "a gradient was not taken"]);
+    assert!(bits(&model.weighted_gradients(&batch, 41, &OwnMemory).unwrap()) == expected);
 }
 
 #[test]

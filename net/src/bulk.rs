@@ -11,13 +11,12 @@
 #![expect(unsafe_code, reason = "a buffer that prost can write to needs an unsafe trait")]
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::buf::UninitSlice;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use futures::FutureExt as _;
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::{Body, Frame};
 use prost::Message;
@@ -124,11 +123,26 @@ pub fn trailers(result: Result<(), &Status>) -> HeaderMap {
     trailers
 }
 
-/// The body of a request or a response: messages that are encoded as they are sent.
-struct Outgoing<I> {
-    messages: I,
+/// Messages that are there as soon as they are asked for.
+type Ready<I> = stream::Iter<Succeeding<I>>;
+
+/// The messages of an iterator, none of which fails.
+struct Succeeding<I>(I);
+
+impl<I: Iterator> Iterator for Succeeding<I> {
+    type Item = Result<I::Item, Status>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next().map(Ok)
+    }
+}
+
+/// The body of a request or a response: messages that are encoded as they are sent. An error among
+/// them resets the call.
+struct Outgoing<S> {
+    messages: S,
     pieces: Pieces,
-    /// Whether the iterator has ended.
+    /// Whether the stream of messages has ended.
     ended: bool,
     /// Whether each message is sent before the next one is made.
     prompt: bool,
@@ -137,20 +151,26 @@ struct Outgoing<I> {
     until: Option<Until>,
 }
 
-impl<I> Outgoing<I> {
+impl<I: Iterator> Outgoing<Ready<I>> {
     fn new(messages: I, prompt: bool, until: Option<Until>) -> Self {
-        Self { messages, pieces: Pieces::default(), ended: false, prompt, busy: false, until }
+        Self { prompt, until, ..Outgoing::coming(stream::iter(Succeeding(messages))) }
     }
 }
 
-impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
+impl<S> Outgoing<S> {
+    fn coming(messages: S) -> Self {
+        Self { messages, pieces: Pieces::default(), ended: false, prompt: false, busy: false, until: None }
+    }
+}
+
+impl<M: Message, S: Stream<Item = Result<M, Status>> + Unpin> Body for Outgoing<S> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Status;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = &mut *self;
         if this.prompt && std::mem::take(&mut this.busy) {
             // The task that writes to the socket may run in this thread.
@@ -158,14 +178,24 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
             return Poll::Pending;
         }
         while this.pieces.done.is_empty() && !this.ended {
-            match this.messages.next() {
-                Some(message) => this.pieces.add(&message),
-                None => this.ended = true,
-            }
-            // A message without a large payload waits for the next one, so that they travel
-            // together.
-            if this.ended || this.prompt || this.pieces.tail.len() >= SHARED_BYTES_MIN {
+            let is_behind = match this.messages.poll_next_unpin(cx) {
+                Poll::Ready(Some(message)) => {
+                    this.pieces.add(&message?);
+                    false
+                }
+                Poll::Ready(None) => {
+                    this.ended = true;
+                    false
+                }
+                Poll::Pending => true,
+            };
+            // A message without a large payload waits for the next one if that is there, so that
+            // they travel together.
+            if is_behind || this.ended || this.prompt || this.pieces.tail.len() >= SHARED_BYTES_MIN {
                 this.pieces.cut();
+            }
+            if is_behind && this.pieces.done.is_empty() {
+                return Poll::Pending;
             }
         }
         if let Some(piece) = this.pieces.done.pop_front() {
@@ -186,17 +216,17 @@ impl<I: Iterator<Item: Message> + Unpin> Body for Outgoing<I> {
 /// The body of a response whose messages are made after it has begun.
 enum Later<I> {
     Waiting(Pin<Box<dyn Future<Output = (I, Until)> + Send>>),
-    Sending(Outgoing<I>),
+    Sending(Outgoing<Ready<I>>),
 }
 
 impl<I: Iterator<Item: Message> + Unpin> Body for Later<I> {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Status;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if let Self::Waiting(later) = &mut *self {
             let (messages, until) = std::task::ready!(later.as_mut().poll(cx));
             *self = Self::Sending(Outgoing::new(messages, false, Some(until)));
@@ -406,9 +436,24 @@ where
     call_with(channel, path, Outgoing::new(messages, true, until)).await
 }
 
-async fn call_with<I>(channel: &Channel, path: &'static str, body: Outgoing<I>) -> Result<Replies, Status>
+/// Calls `path` with messages that are still being made. Each is sent once it is there. An error
+/// among them resets the request. tonic's codec takes some resets for the end of a request, so the
+/// messages themselves must say whether they are all.
+///
+/// # Errors
+/// There is no connection.
+pub async fn call_coming<M, S>(channel: &Channel, path: &'static str, messages: S) -> Result<Replies, Status>
 where
-    I: Iterator<Item: Message> + Send + Unpin + 'static,
+    M: Message,
+    S: Stream<Item = Result<M, Status>> + Send + Unpin + 'static,
+{
+    call_with(channel, path, Outgoing::coming(messages)).await
+}
+
+async fn call_with<M, S>(channel: &Channel, path: &'static str, body: Outgoing<S>) -> Result<Replies, Status>
+where
+    M: Message,
+    S: Stream<Item = Result<M, Status>> + Send + Unpin + 'static,
 {
     let mut request = Request::post(path)
         .version(http::Version::HTTP_2)
@@ -461,7 +506,7 @@ where
 
 fn respond_with<B>(body: B) -> Response<tonic::body::Body>
 where
-    B: Body<Data = Bytes, Error = Infallible> + Send + 'static,
+    B: Body<Data = Bytes, Error = Status> + Send + 'static,
 {
     let mut response = Response::new(tonic::body::Body::new(body));
     response.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
@@ -608,6 +653,24 @@ mod tests {
     fn small_messages_travel_together() {
         assert_eq!(sent(vec![message(&[100, 200]); 20]).len(), 1);
         assert_eq!(sent(Vec::new()).len(), 0);
+    }
+
+    #[test]
+    fn messages_that_are_still_made_are_sent_as_they_come_and_an_error_breaks_the_body_off() {
+        let (make, made) = futures::channel::mpsc::unbounded();
+        let mut body = Outgoing::coming(made);
+        let mut frame = || std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).now_or_never();
+        assert!(frame().is_none());
+        for bytes in [3, 2 * SHARED_BYTES_MIN] {
+            make.unbounded_send(Ok(message(&[bytes]))).expect("the body waits");
+            let mut pieces = Vec::new();
+            while let Some(piece) = frame() {
+                pieces.push(piece.expect("the body goes on").expect("a piece").into_data().expect("data"));
+            }
+            assert_eq!(pieces.concat(), encoded(&[message(&[bytes])]));
+        }
+        make.unbounded_send(Err(Status::internal("not made"))).expect("the body waits");
+        assert_eq!(frame().expect("an end").expect("an error").unwrap_err().message(), "not made");
     }
 
     #[test]

@@ -143,6 +143,19 @@ pub fn prometheus(readings: &[Reading]) -> String {
     text
 }
 
+/// Joins the readings of several devices, all of one role. Each reading gets its device, and
+/// readings of one name follow each other. `None`: the readings are about the process.
+pub fn by_device(of_devices: &[(Option<usize>, Vec<Reading>)]) -> Vec<Reading> {
+    let count = of_devices.first().map_or(0, |(_, readings)| readings.len());
+    let of_name = |index: usize| {
+        let reading = move |(device, readings): &(Option<usize>, Vec<Reading>)| {
+            readings.get(index).map(|reading| Reading { device: *device, ..*reading })
+        };
+        of_devices.iter().filter_map(reading)
+    };
+    (0..count).flat_map(of_name).collect()
+}
+
 type Source = dyn Fn() -> Vec<Reading> + Send + Sync;
 
 /// The object through which a role shows its readings. It is cheap to clone. Its source changes
@@ -239,6 +252,18 @@ ebb_device_lost{device=\"cuda:0\"} 1
 ebb_device_lost{device=\"cuda:2\"} 1
 ";
         assert_eq!(prometheus(&[of(0), of(2)]), expected);
+    }
+
+    #[test]
+    fn readings_of_devices_are_joined_name_by_name() {
+        let readings =
+            |value| vec![Reading::gauge("ebb_x_a", "A.", value), Reading::gauge("ebb_x_b", "B.", 7)];
+        assert_eq!(by_device(&[(None, readings(1))]), readings(1));
+        let of = |device, reading: Reading| Reading { device: Some(device), ..reading };
+        let [a, b] = [readings(1), readings(2)];
+        let expected = vec![of(0, a[0]), of(2, b[0]), of(0, a[1]), of(2, b[1])];
+        assert_eq!(by_device(&[(Some(0), a), (Some(2), b)]), expected);
+        assert_eq!(by_device(&[]), []);
     }
 
     #[test]

@@ -95,6 +95,10 @@ pub struct AppliedSteps {
     /// Records of the applied steps that were left out, because they are bad.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub samples_skipped: u64,
+    /// Number of the applied steps that overflowed, see
+    /// [`LossScale`](crate::loss_scale::LossScale).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub overflows: u64,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]

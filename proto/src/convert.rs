@@ -46,8 +46,14 @@ impl TryFrom<pb::TensorSpec> for TensorSpec {
             pb::TensorRole::State => TensorRole::State,
             pb::TensorRole::Counter => TensorRole::Counter,
             pb::TensorRole::Register => TensorRole::Register,
+            pb::TensorRole::LossScale => TensorRole::LossScale,
             pb::TensorRole::Unspecified => {
-                return Err(field("TensorSpec", "role", "parameter, state, counter or register", spec.role));
+                return Err(field(
+                    "TensorSpec",
+                    "role",
+                    "parameter, state, counter, register or loss scale",
+                    spec.role,
+                ));
             }
         };
         let dtype = match spec.dtype() {
@@ -78,6 +84,7 @@ impl From<&TensorSpec> for pb::TensorSpec {
             TensorRole::State => pb::TensorRole::State,
             TensorRole::Counter => pb::TensorRole::Counter,
             TensorRole::Register => pb::TensorRole::Register,
+            TensorRole::LossScale => pb::TensorRole::LossScale,
         };
         let dtype = match spec.dtype() {
             DType::F32 => pb::DType::F32,
@@ -494,42 +501,53 @@ pub fn workers(request: &pb::ScaleRequest) -> Result<u32> {
     Err(field("ScaleRequest", "workers", &expected, workers))
 }
 
-/// Checks a stream of chunks against a partition's layout.
+/// Checks a stream of chunks against a partition's layout. They may come in any order, each once.
 #[derive(Debug)]
 pub struct ChunkCheck<'a> {
     what: &'static str,
     layout: &'a Layout,
     partition: PartitionId,
+    /// Whether each chunk of the partition has come.
+    came: Vec<bool>,
+    /// Place of the first chunk that has not come.
     next: usize,
+    /// Number of chunks that have not come.
+    left: usize,
 }
 
 impl<'a> ChunkCheck<'a> {
     /// Starts the check of a stream with all chunks of `partition`. Errors begin with `what`: "push
     /// to" or "pull from".
-    pub const fn new(what: &'static str, layout: &'a Layout, partition: PartitionId) -> Self {
-        Self { what, layout, partition, next: 0 }
+    pub fn new(what: &'static str, layout: &'a Layout, partition: PartitionId) -> Self {
+        let left = layout.members(partition).len();
+        Self { what, layout, partition, came: vec![false; left], next: 0, left }
     }
 
     /// Checks the next chunk of the stream and returns it. Values of parameters have the type
     /// `wire`, before and after.
     ///
     /// # Errors
-    /// Another chunk comes next in the layout, or this one has the wrong size.
+    /// The chunk is of another partition, came before, or has the wrong size.
     pub fn accept(&mut self, chunk: pb::Chunk, wire: WireType) -> Result<Chunk> {
         let (id, values) = (ChunkId(chunk.id), chunk.values);
         self.check(id, wire, values.len())?;
         Ok(Chunk { id, role: self.layout.tensor_of(id).role, values: values.into() })
     }
 
-    /// Checks the id of the next chunk, and the number of bytes of its values.
+    /// Checks the id of the next chunk, and the number of bytes of its values. Returns its place
+    /// among the chunks of the partition.
     ///
     /// # Errors
-    /// Another chunk comes next in the layout, or this one has the wrong size.
-    pub fn check(&mut self, chunk: ChunkId, wire: WireType, bytes: usize) -> Result<()> {
-        let expected = self.layout.members(self.partition).get(self.next).copied();
-        if expected != Some(chunk) {
-            return Err(self.wrong(expected, chunk.to_string()));
-        }
+    /// The chunk is of another partition, came before, or has the wrong size.
+    pub fn check(&mut self, chunk: ChunkId, wire: WireType, bytes: usize) -> Result<usize> {
+        let members = self.layout.members(self.partition);
+        let place = match members.get(self.next) {
+            Some(&next) if next == chunk => Some(self.next),
+            _ => members.binary_search(&chunk).ok().filter(|&place| !self.came[place]),
+        };
+        let Some(place) = place else {
+            return Err(self.wrong(members.get(self.next).copied(), chunk.to_string()));
+        };
         let expected_bytes = self.layout.chunk_bytes_in(chunk, wire);
         if bytes != expected_bytes {
             let len = self.layout.chunk(chunk).len;
@@ -544,16 +562,20 @@ impl<'a> ChunkCheck<'a> {
                 found_bytes: bytes,
             });
         }
-        self.next += 1;
-        Ok(())
+        self.came[place] = true;
+        self.left -= 1;
+        while self.came.get(self.next) == Some(&true) {
+            self.next += 1;
+        }
+        Ok(place)
     }
 
     /// Returns whether all chunks of the partition have come.
-    pub fn is_whole(&self) -> bool {
-        self.next == self.layout.members(self.partition).len()
+    pub const fn is_whole(&self) -> bool {
+        self.left == 0
     }
 
-    /// Checks that the stream ended where the partition ends.
+    /// Checks that all chunks of the partition have come when the stream ends.
     ///
     /// # Errors
     /// Chunks are missing.
@@ -652,6 +674,28 @@ mod tests {
         let messages: Vec<_> = pack(chunks(&layout)).collect();
         assert_eq!(messages.iter().map(|message| message.chunks.len()).collect::<Vec<_>>(), [1, 3]);
         assert_eq!(walk(&layout, messages.into_iter()).unwrap().len(), 4);
+    }
+
+    #[test]
+    fn chunks_come_in_any_order_each_once() {
+        let layout = layout();
+        let mut list = chunks(&layout);
+        list.reverse();
+        assert_eq!(walk(&layout, pack(list.clone())).unwrap().len(), 4);
+        let mut check = ChunkCheck::new("push to", &layout, PartitionId(0));
+        for (chunk, place) in [(2, 2), (0, 0), (3, 3)] {
+            let bytes = layout.chunk_bytes(ChunkId(chunk));
+            assert_eq!(check.check(ChunkId(chunk), WireType::F32, bytes).unwrap(), place);
+        }
+        assert!(!check.is_whole());
+        let bytes = layout.chunk_bytes(ChunkId(2));
+        let repeated = check.check(ChunkId(2), WireType::F32, bytes).unwrap_err().to_string();
+        assert!(repeated.contains("chunk 2 where chunk 1"), "{repeated}");
+        check.check(ChunkId(1), WireType::F32, layout.chunk_bytes(ChunkId(1))).unwrap();
+        assert!(check.is_whole());
+        list.pop();
+        let missing = walk(&layout, pack(list)).unwrap_err().to_string();
+        assert!(missing.contains("chunk the end where chunk 0"), "{missing}");
     }
 
     #[test]
@@ -776,8 +820,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn tensors_survive_the_wire(shape in proptest::collection::vec(1usize..50, 0..4), role in 0..4) {
-            let roles = [TensorRole::Parameter, TensorRole::State, TensorRole::Counter, TensorRole::Register];
+        fn tensors_survive_the_wire(shape in proptest::collection::vec(1usize..50, 0..4), role in 0..5) {
+            let roles = [
+                TensorRole::Parameter, TensorRole::State, TensorRole::Counter, TensorRole::Register, TensorRole::LossScale,
+            ];
             let role = roles[role as usize];
             let spec = TensorSpec { name: "layer.weight".to_owned(), shape, role };
             prop_assert_eq!(TensorSpec::try_from(pb::TensorSpec::from(&spec)).unwrap(), spec);

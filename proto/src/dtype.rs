@@ -35,6 +35,11 @@ pub enum TensorRole {
     /// Each element becomes the maximum of what it was and of the M values that the microbatches
     /// report (i64). [`register`](crate::register) keeps bytes in it.
     Register,
+    /// The tensor becomes what follows from its value and from whether the step overflowed (i64).
+    /// [`LossScale`](crate::loss_scale::LossScale) has the values. What microbatches report does
+    /// not matter. In a job with such a tensor, a step whose gradient is not finite changes neither
+    /// parameters nor state.
+    LossScale,
 }
 
 impl TensorRole {
@@ -42,7 +47,7 @@ impl TensorRole {
     pub const fn dtype(self) -> DType {
         match self {
             Self::Parameter | Self::State => DType::F32,
-            Self::Counter | Self::Register => DType::I64,
+            Self::Counter | Self::Register | Self::LossScale => DType::I64,
         }
     }
 }

@@ -38,7 +38,7 @@ pub enum Error {
         /// Value that was sent.
         found: String,
     },
-    /// A stream of chunks has a chunk that does not come next in the partition's layout.
+    /// A stream of chunks has a chunk of another partition, has one twice, or lacks one.
     #[error(
         "{what} partition {partition}: chunk {found} where chunk {expected} belongs; the sender has another model or \
          placement, restart it with this job's"
@@ -48,7 +48,7 @@ pub enum Error {
         what: &'static str,
         /// Partition of the stream.
         partition: u32,
-        /// Next chunk of the layout: a chunk id or "the end".
+        /// First chunk of the layout that has not come: a chunk id or "the end".
         expected: String,
         /// Chunk that was sent: a chunk id or "the end".
         found: String,

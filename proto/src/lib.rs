@@ -28,6 +28,7 @@ pub mod duration;
 pub mod error;
 pub mod hint;
 pub mod ids;
+pub mod loss_scale;
 mod metric;
 pub mod metrics;
 pub mod numerics;

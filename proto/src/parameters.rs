@@ -5,6 +5,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use futures::TryStreamExt as _;
+use futures::stream::BoxStream;
+
 use crate::ids::{ChunkId, Era, JobId, PartitionId, Version};
 use crate::status::Failure;
 use crate::tensor::{Chunk, DeviceMemory};
@@ -57,6 +60,22 @@ pub struct Push {
     /// Values of the chunks. Those of parameters are f32 here.
     pub chunks: Vec<Chunk>,
 }
+
+impl Push {
+    /// Waits for all chunks, and returns the push with them.
+    ///
+    /// # Errors
+    /// The failure of `coming`.
+    pub async fn with(self, coming: ComingChunks) -> Result<Self, Failure> {
+        let mut chunks = coming.try_concat().await?;
+        chunks.sort_unstable_by_key(|chunk| chunk.id);
+        Ok(Self { chunks, ..self })
+    }
+}
+
+/// Chunks of a push whose values are still being made: some at a time, in any order, each once. The
+/// last one comes only when the push shall count. A failure ends the stream before.
+pub type ComingChunks = BoxStream<'static, Result<Vec<Chunk>, Failure>>;
 
 /// Effect of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +179,18 @@ pub trait Parameters: Send + Sync + 'static {
     /// # Errors
     /// [`Failure`] says whether a retry may help.
     async fn push(&self, push: Push) -> Result<Pushed, Failure>;
+
+    /// Sends a push without chunks, whose chunks are `coming` while the call runs. It counts whole
+    /// or not at all, and not before the last of them has come.
+    ///
+    /// Default: waits for all of them, then calls [`push`](Self::push). A carrier that can send
+    /// some of them before the others are made saves that time.
+    ///
+    /// # Errors
+    /// The errors of [`push`](Self::push), and the failure of `coming`.
+    async fn push_coming(&self, push: Push, coming: ComingChunks) -> Result<Pushed, Failure> {
+        self.push(push.with(coming).await?).await
+    }
 
     /// Reads a partition at a version, and waits until that exists. Passes every chunk to `take` as
     /// it arrives, in increasing order of the ids, and returns the version.

@@ -49,6 +49,11 @@ impl TensorSpec {
         Self { name: name.into(), shape: shape.into(), role: TensorRole::Register }
     }
 
+    /// Describes a loss scale, see [`LossScale`](crate::loss_scale::LossScale).
+    pub fn loss_scale(name: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
+        Self { name: name.into(), shape: shape.into(), role: TensorRole::LossScale }
+    }
+
     /// Returns the element type.
     pub const fn dtype(&self) -> DType {
         self.role.dtype()

@@ -52,7 +52,9 @@ impl WireType {
     pub const fn of(self, role: TensorRole) -> Self {
         match role {
             TensorRole::Parameter => self,
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => Self::F32,
+            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
+                Self::F32
+            }
         }
     }
 

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kernels::{Gradient, Measurement, Merge, Operand, Optimizer, Pass, Slot, Squares, Update};
+use proto::loss_scale::LossScale;
 use proto::tensor::{DType, TensorRole};
 use proto::wire::WireType;
 
@@ -260,12 +261,47 @@ impl Slots {
                 next.mean_of(sum.values(), step.microbatches.into());
             }
             TensorRole::Counter => next.write(total.into_sum(DType::I64, step.pool).values()),
-            TensorRole::Register => {
-                // Microbatches of this step may have seen an older version than `weights`.
-                next.write(total.into_sum(DType::I64, step.pool).values());
-                next.merge(Operand::Stored(weights), Merge::Max);
-            }
+            TensorRole::Register => register(weights, total, next, step.pool),
+            TensorRole::LossScale => scale(weights, false, next),
         }
+    }
+}
+
+/// Makes the next values of a chunk in a step that overflowed. Gradients and state of such a step
+/// count nothing. What a loop wrote in it counts.
+pub fn overflowed(role: TensorRole, weights: &Buffer, total: Total, next: &mut Buffer, pool: &Pool) {
+    match role {
+        TensorRole::Parameter | TensorRole::State | TensorRole::Counter => {
+            next.write(Operand::Stored(weights));
+        }
+        TensorRole::Register => register(weights, total, next, pool),
+        TensorRole::LossScale => scale(weights, true, next),
+    }
+}
+
+/// Makes the next values of a register.
+fn register(weights: &Buffer, total: Total, next: &mut Buffer, pool: &Pool) {
+    // Microbatches of this step may have seen an older version than `weights`.
+    next.write(total.into_sum(DType::I64, pool).values());
+    next.merge(Operand::Stored(weights), Merge::Max);
+}
+
+/// Returns an integer of a buffer.
+fn integer(bytes: &[u8]) -> i64 {
+    i64::from_le_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+/// Makes the next values of a loss scale. The host computes the two numbers.
+fn scale(weights: &Buffer, overflowed: bool, next: &mut Buffer) {
+    let elements = weights.read_part(WireType::F32, 0..weights.size());
+    let elements = elements.map(|bytes| bytes.chunks_exact(8).map(integer).collect::<Vec<_>>());
+    match elements.ok().as_deref().and_then(LossScale::read) {
+        Some(scale) => {
+            let elements = scale.after(overflowed).elements().map(i64::to_le_bytes);
+            next.write(Operand::Payload(elements.as_flattened()));
+        }
+        // The device has failed, so nobody sees this version; or it is no loss scale of ours.
+        None => next.write(Operand::Stored(weights)),
     }
 }
 

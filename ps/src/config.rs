@@ -28,7 +28,8 @@ pub struct Options {
     /// report that this ps is full.
     pub push_bytes_max: u64,
     /// How long the chunks of one push may take to arrive, and the weights of one pull to be read.
-    /// Default 60 s. Raise it for slow networks.
+    /// Default 60 s. Raise it for slow networks, and for backward passes that take longer: a push
+    /// begins with their first gradient.
     #[serde(with = "proto::duration")]
     pub push_timeout: Duration,
     /// Versions of one partition that are older than those it keeps and are still being read; with

@@ -27,6 +27,8 @@ pub struct Ledger {
     samples_applied: u64,
     /// Records of the applied steps that were left out, because they are bad.
     samples_skipped: u64,
+    /// Applied steps that overflowed, so they changed no weight.
+    overflows: u64,
     duplicates_dropped: u64,
 }
 
@@ -41,6 +43,7 @@ impl Ledger {
             microbatches_applied: 0,
             samples_applied: 0,
             samples_skipped: 0,
+            overflows: 0,
             duplicates_dropped: 0,
         }
     }
@@ -48,7 +51,7 @@ impl Ledger {
     /// Creates a ledger with the applied steps of a checkpoint, which the caller has checked
     /// against the plan.
     pub fn restored(plan: Plan, order: Order, applied: AppliedSteps) -> Self {
-        let AppliedSteps { watermark, above, samples_skipped } = applied;
+        let AppliedSteps { watermark, above, samples_skipped, overflows } = applied;
         let microbatches: u64 = above.iter().map(|&step| u64::from(plan.of(step))).sum();
         let samples: u64 = above.iter().map(|&step| plan.samples_of(step)).sum();
         Self {
@@ -57,14 +60,15 @@ impl Ledger {
             microbatches_applied: plan.first_of(watermark).get() + microbatches,
             samples_applied: (plan.samples_before(watermark) + samples).saturating_sub(samples_skipped),
             samples_skipped,
+            overflows,
             ..Self::new(plan, order)
         }
     }
 
     /// Returns which steps are applied, as a checkpoint says it.
     pub fn applied_steps(&self) -> AppliedSteps {
-        let Self { watermark, samples_skipped, .. } = *self;
-        AppliedSteps { watermark, above: self.above.clone(), samples_skipped }
+        let Self { watermark, samples_skipped, overflows, .. } = *self;
+        AppliedSteps { watermark, above: self.above.clone(), samples_skipped, overflows }
     }
 
     /// Returns whether a complete step may be applied now.
@@ -90,6 +94,11 @@ impl Ledger {
         while self.above.remove(&self.watermark) {
             self.watermark = self.watermark.next();
         }
+    }
+
+    /// Writes down that the step that was applied last overflowed.
+    pub const fn overflow(&mut self) {
+        self.overflows += 1;
     }
 
     /// Writes down that a push brought nothing new.
@@ -125,6 +134,11 @@ impl Ledger {
     /// Records of the applied steps, without those that were left out.
     pub const fn samples_applied(&self) -> u64 {
         self.samples_applied
+    }
+
+    /// Applied steps that overflowed.
+    pub const fn overflows(&self) -> u64 {
+        self.overflows
     }
 
     /// Pushes that brought nothing new.

@@ -18,6 +18,7 @@ net::metrics! {
     pull_bytes_device: counter "ebb_ps_pull_device_bytes_total", "Values of pulls that were copied into memory of this ps's device that the worker has exported.";
     pulls_waiting: gauge "ebb_ps_pull_waiting", "Pulls that wait for a version.";
     updates: counter "ebb_ps_update_total", "Steps applied, over all partitions.";
+    overflows: counter "ebb_ps_overflow_total", "Steps applied that changed no weight, because the gradient overflowed.";
     update_nanos: seconds "ebb_ps_update_seconds_total", "Time spent applying steps.";
     saves: counter "ebb_ps_save_total", "Partitions' files of checkpoints that were written.";
     saves_failed: counter "ebb_ps_save_failed_total", "Files of checkpoints that were skipped or could not be written.";

@@ -7,7 +7,7 @@ use proto::ids::{Era, JobId, PartitionId, Version};
 use proto::parameters::{Address, Restore};
 use proto::plan::Plan;
 use proto::spec::JobSpec;
-use proto::tensor::TensorSpec;
+use proto::tensor::{TensorRole, TensorSpec};
 
 use crate::ledger::Ledger;
 
@@ -71,7 +71,12 @@ impl Opening {
 
     /// Returns whether a step needs to know what the other partitions of the job have measured.
     pub(crate) fn needs_others(&self) -> bool {
-        self.partitions > 1 && self.spec.optimizer.needs_norms().is_some()
+        self.partitions > 1 && (self.is_scaled() || self.spec.optimizer.needs_norms().is_some())
+    }
+
+    /// Returns whether the job has a loss scale.
+    pub(crate) fn is_scaled(&self) -> bool {
+        self.tensors.iter().any(|tensor| tensor.role == TensorRole::LossScale)
     }
 
     /// Names the first part of two openings that differs. The homes of the partitions may change.

@@ -16,7 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kernels::{Error, Storage};
+use kernels::{Device, Error, Storage};
 use net::memory::{Memory, REGION_BYTES_MIN};
 use proto::tensor::DType;
 
@@ -56,7 +56,7 @@ struct Kind {
 enum Lies {
     /// In memory of this process.
     Own,
-    /// In memory that workers read.
+    /// In memory that workers read, and to which the device copies.
     Shared,
     /// In memory of this process that the device copies to.
     Staging,
@@ -214,8 +214,12 @@ impl Free {
                 (Kind { lies: Lies::Own, ..kind }, Storage::zeros(dtype, len))
             }
             (Lies::Shared, _) => {
-                let region = self.memory.as_ref().and_then(|memory| memory.take(bytes));
-                (kind, region.map_or_else(on_host, |region| Storage::external(dtype, Box::new(region))))
+                let Some(region) = self.memory.as_ref().and_then(|memory| memory.take(bytes)) else {
+                    return (kind, on_host());
+                };
+                let device =
+                    self.device.as_ref().map_or_else(Device::default, |taken| taken.device().clone());
+                (kind, device.locking(dtype, Box::new(region)))
             }
             (Lies::Staging, _) => (kind, on_host()),
             (Lies::Own | Lies::Promised | Lies::Spare, _) => (kind, Storage::zeros(dtype, len)),

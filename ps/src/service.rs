@@ -558,6 +558,7 @@ fn partition_ledger(applied: Applied) -> pb::PartitionLedger {
         samples_applied: ledger.samples_applied(),
         duplicates_dropped: ledger.duplicates_dropped(),
         restore_error: restore_error.unwrap_or_default(),
+        overflows: ledger.overflows(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use net::memory::{Memory, REGION_BYTES_MIN};
 use proto::ids::{Era, JobId, PartitionId, Step, Version};
 use proto::parameters::{Address, Outcome, Parameters, Pull, Push, Target, Want};
 use proto::placement::Layout;
@@ -62,15 +63,45 @@ async fn an_update_and_a_pull_make_as_many_calls_for_many_chunks_as_for_one() {
     ];
     for (optimizer, expected) in optimizers {
         for chunks in [1, 23] {
-            let job = Job::new(&device, &optimizer, chunks);
+            let lengths: Vec<_> = (100..100 + chunks).collect();
+            let job = Job::new(&device, &optimizer, &lengths, None);
             assert_eq!(job.update(driver).await, expected, "{optimizer}, {chunks} chunks");
             assert_eq!(job.pull(driver).await, [0, 1, 0], "a pull of {chunks} chunks");
         }
     }
+    memory_in_which_workers_read_weights_is_locked_once(driver, &device).await;
+}
+
+/// The pages of each buffer are locked when it is made, and unlocked before its memory is given
+/// back. A driver that locks none is no failure.
+async fn memory_in_which_workers_read_weights_is_locked_once(driver: &Driver, device: &Device) {
+    const OUT_OF_MEMORY: i32 = 2;
+    let sgd = json!({ "kind": "sgd", "learning_rate": 0.01 });
+    let large = REGION_BYTES_MIN / 4;
+    for refused in [0, i64::MAX] {
+        let memory = Memory::new().expect("memory for other processes");
+        let job = Job::new(device, &sgd, &[large, large + 1, 3], Some(memory));
+        driver.fail(c"cuMemHostRegister_v2", 0, refused, OUT_OF_MEMORY);
+        job.update(driver).await;
+        job.pull(driver).await;
+        let counted = || [c"cuMemHostRegister_v2", c"cuMemHostUnregister"].map(|call| driver.calls(call));
+        let [locked, unlocked] = counted();
+        // Two large chunks of a version, of which few are held at once.
+        assert!((2..=8).contains(&locked) && unlocked == 0, "{locked} locked, {unlocked} unlocked");
+        drop(job);
+        device.settle().expect("nothing failed");
+        let expected = if refused == 0 { locked } else { 0 };
+        assert_eq!(counted(), [locked, expected], "each is given back once");
+    }
 }
 
 impl Job {
-    fn new(device: &Device, optimizer: &serde_json::Value, chunks: usize) -> Self {
+    fn new(
+        device: &Device,
+        optimizer: &serde_json::Value,
+        lengths: &[usize],
+        memory: Option<Memory>,
+    ) -> Self {
         let spec = json!({
             "name": "test", "epochs": 1, "model": { "builtin": "linear" },
             "data": { "format": "idx", "train": { "features": ["x"], "labels": ["y"] } },
@@ -78,7 +109,8 @@ impl Job {
             "optimizer": optimizer,
         });
         let spec = JobSpec::from_json(&spec.to_string()).expect("a valid specification");
-        let tensors = (0..chunks).map(|number| TensorSpec::parameter(format!("w{number}"), [100 + number]));
+        let tensors = lengths.iter().enumerate();
+        let tensors = tensors.map(|(number, length)| TensorSpec::parameter(format!("w{number}"), [*length]));
         let opening = Opening {
             address: Address { job: JobId(1), partition: PARTITION, era: Era(0) },
             partitions: 1,
@@ -90,7 +122,8 @@ impl Job {
             placement: 0,
             script: None,
         };
-        let ps = Ps::on(device.clone(), Options::default(), Stores::default(), None).expect("valid options");
+        let ps =
+            Ps::on(device.clone(), Options::default(), Stores::default(), memory).expect("valid options");
         ps.open(opening.clone()).expect("room");
         Self { opening, ps }
     }

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 
 #: The device of a loop on the CPU: its name, and its memory, which does not count.
 CPU = ("cpu", 0)
@@ -41,3 +45,19 @@ def check_kind(wanted: str | None, name: str, *, alone: bool) -> None:
             f"fleet_device = {wanted!r}: the model of this process is on {name}, and no other "
             "process takes part; move the model, or give a master"
         )
+
+
+def load_compiler() -> None:
+    """Load the NVRTC that pip installs with PyTorch, for the worker, which looks for it by name.
+
+    The system's loader does not look into Python's packages. Without one there, whatever the loader
+    finds is used.
+    """
+    found = importlib.util.find_spec("nvidia")
+    for folder in (found and found.submodule_search_locations) or ():
+        # The library that NVRTC itself looks for sorts before it.
+        for library in sorted(Path(folder).glob("*/lib/libnvrtc*.so.*")):
+            if ".alt." not in library.name:
+                # What cannot be loaded is as if it were not there.
+                with contextlib.suppress(OSError):
+                    ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)

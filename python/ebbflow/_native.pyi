@@ -73,14 +73,30 @@ class Waiting:
 
     def cancel(self) -> None: ...
 
+def loss_scale() -> tuple[str, str, list[int], bytes]:
+    """Return name, role, shape and first values of the tensor that holds a loss scale."""
+
 def microbatch_key(seed: int, microbatch: int) -> int:
     """Return the seed of every random number of a microbatch, in a job with ``seed``."""
 
 class Region:
-    """The values of one tensor, flat, or of a column. ``numpy.asarray`` shares them."""
+    """The values of one tensor, flat, or of a column.
+
+    ``numpy.asarray`` shares them if they lie on the host, and ``torch.from_dlpack`` wherever they
+    lie.
+    """
 
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: object = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object: ...
 
 class Source:
     """The section ``[data]`` of a job that a loop drives, and its training records."""
@@ -106,6 +122,8 @@ class Train:
     def key(self) -> int: ...
     @property
     def weight(self) -> float: ...
+    @property
+    def scale(self) -> float: ...
     @property
     def loaded(self) -> int: ...
     @property
@@ -160,6 +178,7 @@ class Session:
         agent: int | None = None,
         data_patience: str | None = None,
         ahead: bool = False,
+        cuda: int | None = None,
     ) -> None: ...
     def ahead(self) -> list[tuple[Any, ...]]: ...
     def next(self) -> Train | Evaluate | tuple[Any, ...]: ...

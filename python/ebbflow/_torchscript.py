@@ -458,16 +458,21 @@ class Module:
             return functional.mse_loss(rows, labels)
         return functional.binary_cross_entropy_with_logits(rows, labels)
 
-    def gradients(self, weight: float, regions: Sequence[Any]) -> None:
+    def gradients(self, weight: float, regions: Sequence[Any], scale: float | None = None) -> None:
         """Write what the last forward pass adds to a step into memory of the worker.
 
         Args:
             weight: Factor of the gradients of parameters.
             regions: Memory for each tensor that travels.
+            scale: Factor of the loss, a power of two. The gradients are divided by it.
         """
         import numpy
 
         torch = self._torch
+        if scale is not None:
+            # In f32: a loss in f16 would overflow by its scale.
+            self._loss = self._loss.to(torch.float32) * scale
+            weight /= scale
         parameters = [tensor for tensor, parameter in self._trained if parameter]
         found = iter(torch.autograd.grad(self._loss, parameters, allow_unused=True))
         with torch.no_grad():

@@ -59,6 +59,13 @@ class Engine(ABC):
         """Return the device that computes gradients, with its memory in bytes (0: not known)."""
         return CPU
 
+    def cuda(self) -> int | None:
+        """Return the number in this process of the CUDA device on which ``tensors`` take weights.
+
+        They leave gradients there too. ``None``: they do so in memory of the host.
+        """
+        return None
+
     @abstractmethod
     def seed(self, seed: int, *position: int) -> None:
         """Seed what draws random numbers, by a position of a job with ``seed``."""
@@ -90,7 +97,7 @@ class OnTorch(Engine):
 
     def numerics(self, threads: int) -> tuple[str, bytes]:
         facts, results = numerics(threads)
-        index = self._cuda()
+        index = self.cuda()
         if index is None:
             return facts, results
         import torch
@@ -99,7 +106,7 @@ class OnTorch(Engine):
         return f"{facts}, {torch.cuda.get_device_name(index)}, CUDA {torch.version.cuda}", results
 
     def device(self) -> tuple[str, int]:
-        index = self._cuda()
+        index = self.cuda()
         if index is None:
             return CPU
         import torch
@@ -107,8 +114,7 @@ class OnTorch(Engine):
         memory = torch.cuda.get_device_properties(index).total_memory
         return name_on_host(index, os.environ), int(memory)
 
-    def _cuda(self) -> int | None:
-        """Return the number of the CUDA device on which the model is; ``None``: on none."""
+    def cuda(self) -> int | None:
         import torch
 
         device = next((tensor.device for _, tensor in self.tensors.parameters), None)

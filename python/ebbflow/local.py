@@ -44,8 +44,9 @@ def run(
             device within the bounds of the job, otherwise the smallest that the job asks for.
         ps: Number of ps. Default: that of the job.
         threads: Threads of one gradient computation, per worker. Another number gives other bits.
-        device: ``cpu``; ``cuda:N``, or several such as ``cuda:0,2``; ``all`` CUDA devices; or
-            ``auto``: every CUDA device, otherwise the CPU.
+        device: ``cpu``; ``cuda:N``, or several such as ``cuda:0,2``; ``GPU-UUID`` or ``MIG-UUID``,
+            as ``nvidia-smi -L`` spells them; ``all`` CUDA devices; or ``auto``: every CUDA device,
+            otherwise the CPU.
         data_root: Folder that all data paths of the job start from, absolute ones too.
         data_patience: Time during which a failed request for data by URL is repeated, with waits
             that double from 0.2s. Then the task fails. At most 10min; a few attempts are made in

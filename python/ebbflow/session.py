@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ebbflow import _native
-from ebbflow._device import check_kind
+from ebbflow._device import check_kind, load_compiler
 from ebbflow._leaving import Leaving
 from ebbflow._listed import PARTS, listed
 from ebbflow._measured import KNOWN, Sums, metrics_of, parts
@@ -187,6 +187,22 @@ class Session:
         return None if self.summary is None else self.summary["model_sha256"]
 
     @property
+    def loss_scale(self) -> float:
+        """Factor of the loss that belongs before the backward pass of the batch at hand.
+
+        ``job.step`` multiplies the loss by it. A loop that calls ``job.push`` does so itself, as in
+        ``(loss.float() * job.loss_scale).backward()``. It is 1 in a job without ``loss_scaling``.
+
+        Raises:
+            SessionError: There is no batch, or it was stepped already.
+        """
+        if self._current is None:
+            raise SessionError(
+                "job.loss_scale belongs to a batch: read it between a batch and its step"
+            )
+        return float(self._current.scale)
+
+    @property
     def state(self) -> State:
         """Values of the loop's own, at the version of the batch, and at last those of the end.
 
@@ -282,14 +298,18 @@ class Session:
         self._tensors.check()
         # A lease may have come since the batch.
         self._expect()
-        self._tensors.backward(loss, self._current)
+        scaled = loss
+        if self.loss_scale != 1:
+            # In f32: a loss in f16 would overflow by its scale.
+            scaled = loss.to(torch.float32) * self.loss_scale
+        self._tensors.backward(scaled, self._current)
         return self.push(float(loss.detach()))
 
     def push(self, loss: float) -> float:
         """Hand gradients to the job that a backward pass of the loop's own has computed.
 
-        The gradients of the batch's mean loss are in ``grad`` of the parameters. Afterwards they
-        are ``None``.
+        The gradients of the batch's mean loss, times ``job.loss_scale``, are in ``grad`` of the
+        parameters. Afterwards they are ``None``.
 
         Args:
             loss: Mean loss over the records of the batch, for the metrics.
@@ -578,6 +598,7 @@ def join(
     shuffle: bool | None = None,
     state: Sequence[str] = (),
     state_bytes: int = 0,
+    loss_scaling: bool = False,
     threads: int = 1,
     workers: int | None = None,
     fleet_device: str | None = None,
@@ -625,6 +646,8 @@ def join(
             normalisations.
         state_bytes: Room for ``job.state`` in bytes, at most 16 MiB. Each pull and push carries
             twice as many. Default: none.
+        loss_scaling: Whether the job has a loss scale, in place of ``torch.amp.GradScaler``, which
+            a loop in ``torch.float16`` needs. See ``job.loss_scale``.
         threads: Threads of torch for the loop. Another number gives other bits.
         workers: Most processes that take part at a time. Further ones stand by. Default: 64.
         fleet_device: Kind of device that processes compute on, ``"cuda"`` or ``"cpu"``. Others
@@ -745,14 +768,20 @@ def join(
     if engine.compiled:
         # Compiled code rounds differently, so one job has it in all processes or in none.
         spec["model"]["options"]["compiled"] = True
+    if loss_scaling:
+        spec["model"]["options"]["loss_scaling"] = True
     if state_bytes:
         spec["model"]["options"]["state_bytes"] = state_bytes
+    scale = [_native.loss_scale()] if loss_scaling else []
     keep_free_memory()
+    cuda = engine.cuda()
+    if cuda is not None:
+        load_compiler()
     before = engine.use_threads(threads)
     try:
         session = _native.Session(
             json.dumps(spec),
-            tensors.described() + described(state_bytes),
+            tensors.described() + scale + described(state_bytes),
             constants,
             threads,
             engine.numerics(threads),
@@ -764,6 +793,7 @@ def join(
             agent,
             data_patience,
             _loads_ahead(train) or _loads_ahead(evaluation),
+            cuda,
         )
         caller = None
         if callbacks:

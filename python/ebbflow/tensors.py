@@ -12,7 +12,6 @@ Names are those of the module that the user wrote: without the prefix of ``torch
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +116,9 @@ class Tensors:
         #: Whether a part of the module is compiled, so that it rounds in its own way.
         self.compiled = False
         self._loaded = 0
+        tensors = [tensor for _, tensor in parameters + states]
+        # Those of the request are among them.
+        self._devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
         # Whether a parameter may have the memory of a request, and what memory it had before.
         self._shares = [_may_share(tensor) for _, tensor in self.parameters]
         self._own: list[Any] = [None] * len(self.parameters)
@@ -179,12 +181,15 @@ class Tensors:
             self.check(values=first == 0)
         self._gradients.forget()
         views = _views(request.weights()[first:])
-        for at, view in zip(range(first, count), views, strict=False):
-            tensor = self.parameters[at][1]
-            self._place(at, tensor, view.view(tensor.shape))
-        for (_, tensor), view in zip(self.states, views[count - first :], strict=True):
-            # `data` has no gradient and no count of writes.
-            tensor.data.copy_(view.view(tensor.shape))
+        try:
+            for at, view in zip(range(first, count), views, strict=False):
+                tensor = self.parameters[at][1]
+                self._place(at, tensor, view.view(tensor.shape))
+            for (_, tensor), view in zip(self.states, views[count - first :], strict=True):
+                # `data` has no gradient and no count of writes.
+                tensor.data.copy_(view.view(tensor.shape))
+        finally:
+            self._wait()
         if first == 0:
             self._marks.keep()
         self._loaded = request.loaded
@@ -286,8 +291,6 @@ class Tensors:
         Raises:
             WrittenError: The loop wrote a gradient after its backward pass, as clipping does.
         """
-        import torch
-
         at = self._gradients.written()
         if at is not None:
             raise WrittenError(
@@ -300,6 +303,24 @@ class Tensors:
         outs, written = self._outs or self._outs_of(request), self._written
         # No view of the memory may be left when the request is answered, or it would be copied.
         self._outs, self._written = [], set()
+        try:
+            self._write(outs, written, request.weight)
+        finally:
+            self._wait()
+
+    def close(self) -> None:
+        """Leave the module to its user."""
+        self._early.close()
+        self._gradients.close()
+        self._outs = []
+
+    def _write(self, outs: list[Any], written: set[int], weight: float) -> None:
+        """Write gradients times ``weight``, and the new state, into the memory of a request.
+
+        Gradients at the places ``written`` are there already.
+        """
+        import torch
+
         count = len(self.parameters)
         for at, ((_, tensor), out) in enumerate(zip(self.parameters, outs[:count], strict=True)):
             gradient = tensor.grad
@@ -311,18 +332,22 @@ class Tensors:
                 continue
             if gradient.is_sparse:
                 gradient = gradient.to_dense()
-            if gradient.device.type == "cpu":
-                torch.mul(gradient, request.weight, out=out)
+            if gradient.device == out.device:
+                torch.mul(gradient, weight, out=out)
             else:
-                out.copy_(gradient * request.weight)
+                out.copy_(gradient * weight)
         for (_, tensor), out in zip(self.states, outs[count:], strict=True):
             out.copy_(tensor)
 
-    def close(self) -> None:
-        """Leave the module to its user."""
-        self._early.close()
-        self._gradients.close()
-        self._outs = []
+    def _wait(self) -> None:
+        """Wait until CUDA devices have read and written the memory of a request.
+
+        A device does what torch has told it later. The worker uses the memory again at once.
+        """
+        import torch
+
+        for device in self._devices:
+            torch.cuda.synchronize(device)
 
     def _outs_of(self, request: Any) -> list[Any]:
         tensors = [tensor for _, tensor in self.parameters + self.states]
@@ -400,11 +425,7 @@ def _is_seen_elsewhere(tensor: Any) -> bool:
 
 
 def _views(regions: Sequence[Any]) -> list[Any]:
-    """Return flat tensors over regions."""
-    import numpy
+    """Return flat tensors over regions, each on the device where the region lies."""
     import torch
 
-    with warnings.catch_warnings():
-        # Weights are for reading, of which torch has no notion.
-        warnings.simplefilter("ignore", UserWarning)
-        return [torch.from_numpy(numpy.asarray(region)) for region in regions]
+    return [torch.from_dlpack(region) for region in regions]

@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use super::script::Logs;
     #[pymodule_export]
-    use super::session::{Evaluate, Region, Session, Train, microbatch_key};
+    use super::session::{Evaluate, Region, Session, Train, loss_scale, microbatch_key};
     #[pymodule_export]
     use super::source::Source;
 

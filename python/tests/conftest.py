@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import atexit
 import contextlib
+import functools
 import importlib
-import importlib.util
+import importlib.machinery
 import json
 import os
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import ebbflow
 import pytest
@@ -29,6 +36,21 @@ os.environ.pop("EBB_PYTHON", None)
 # Keras reads its backend when it is imported, and keeps it: a process has one. No file of tests
 # sets it.
 os.environ.setdefault("KERAS_BACKEND", "torch")
+
+# Threads of OpenMP that wait for each other sleep. Otherwise they compute in vain for most of the
+# time on a machine that is busy, as in a loop of PyTorch without a job. OpenMP reads it when it is
+# loaded. There are as many threads as before.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+#: What JAX has compiled in processes of the tests, for others of them: each compiles for seconds.
+COMPILED = tempfile.mkdtemp(prefix="ebb-compiled-")
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+KEEP_COMPILED = {
+    "JAX_COMPILATION_CACHE_DIR": COMPILED,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+os.environ.update(KEEP_COMPILED)
 
 #: The script that pip or maturin made for the interpreter of the tests.
 EBB = Path(sys.executable).parent / "ebb"
@@ -56,6 +78,16 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         signal.signal(signal.SIGALRM, before)
 
 
+def hide_tensorflow() -> None:
+    """Have no TensorFlow where Keras is on PyTorch, like most users of that.
+
+    Keras imports it for 8 s, where it is installed, to set seeds that nothing draws from.
+    `test_keras_shards.py` has both.
+    """
+    if os.environ["KERAS_BACKEND"] == "torch":
+        sys.modules.setdefault("tensorflow", None)  # type: ignore[arg-type]
+
+
 def needs(*modules: str) -> Any:
     """Import modules, or skip the test. With ``EBB_REQUIRE_ALL=1`` a missing one fails it.
 
@@ -64,6 +96,10 @@ def needs(*modules: str) -> Any:
     """
     required = os.environ.get("EBB_REQUIRE_ALL") == "1"
     find = importlib.import_module if required else pytest.importorskip
+    for name in modules:
+        if name in sys.modules and sys.modules[name] is None:
+            # Another file hides it.
+            del sys.modules[name]
     first, *_ = [find(name) for name in modules]
     return first
 
@@ -74,7 +110,9 @@ def needs_there(*modules: str) -> None:
     The process of the tests would spend seconds on each. With ``EBB_REQUIRE_ALL=1`` a missing one
     fails the test.
     """
-    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    # Also what this process hides from itself.
+    find = importlib.machinery.PathFinder.find_spec
+    missing = [module for module in modules if find(module) is None]
     if missing:
         said = f"no {', '.join(missing)}"
         assert os.environ.get("EBB_REQUIRE_ALL") != "1", said
@@ -84,6 +122,8 @@ def needs_there(*modules: str) -> None:
 def keras_on(*backends: str) -> str:
     """Skip the file if Keras has none of these backends in this process.
 
+    On PyTorch it hides TensorFlow, as ``gated.py`` does.
+
     Returns:
         The backend that it has.
     """
@@ -91,6 +131,7 @@ def keras_on(*backends: str) -> str:
     if backend not in backends:
         said = f"Keras is on {backend} in this process; set KERAS_BACKEND={' or '.join(backends)}"
         pytest.skip(said, allow_module_level=True)
+    hide_tensorflow()
     return backend
 
 
@@ -189,11 +230,131 @@ class Cluster:
                 left.callback(process.stop)
 
 
+#: Modules whose import computes for long, with what a loop imports of them at last. A server of
+#: forks has them. `ebbflow.jax` and `ebbflow.keras` say what a library reads when it is imported.
+DEAR = {
+    "torch": ("torch", "torch._dynamo"),
+    "torchmetrics": ("torchmetrics",),
+    "ebbflow.jax": ("ebbflow.jax",),
+    "jax": ("jax",),
+    "optax": ("optax",),
+    "ebbflow.keras": ("ebbflow.keras",),
+    "keras": ("keras",),
+    "tensorflow": ("tensorflow",),
+}
+
+#: Variables that count when Python starts or imports, so a child of a server cannot get others.
+OF_IMPORTS = ("CUDA_", "JAX_", "KERAS_", "LD_", "MKL_", "OMP_", "PYTHON", "TF_", "TORCH", "XLA_")
+
+
+def dear_imports(script: Path) -> tuple[str, ...]:
+    """Return what a script imports of ``DEAR``, in its order, outside of functions."""
+    names = []
+    for node in ast.parse(script.read_text()).body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.append(node.module)
+    found = [name if name in DEAR else name.partition(".")[0] for name in names]
+    return tuple(dict.fromkeys(module for name in found for module in DEAR.get(name, ())))
+
+
+@functools.cache
+def fork_server(modules: tuple[str, ...], variables: tuple[tuple[str, str], ...]) -> socket.socket:
+    """Start a process that has these modules and variables, and forks. Returns its socket.
+
+    It ends with the process of the tests, which waits for it.
+    """
+
+    def end() -> None:
+        requests.close()
+        server.wait()
+
+    requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(OF_IMPORTS)}
+    with theirs:
+        program = Path(__file__).with_name("fork_server.py")
+        server = subprocess.Popen(
+            [sys.executable, program, str(theirs.fileno()), *modules],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**kept, **dict(variables)},
+        )
+    atexit.register(end)
+    return requests
+
+
+class Forked:
+    """A process of ``fork_server.py``, with what tests use of ``subprocess.Popen``."""
+
+    def __init__(
+        self, modules: tuple[str, ...], arguments: Sequence[str], variables: Mapping[str, str]
+    ) -> None:
+        fixed = [pair for pair in variables.items() if pair[0].startswith(OF_IMPORTS)]
+        server = fork_server(modules, tuple(sorted(fixed)))
+        self.returncode: int | None = None
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        (reads, stdin), (stdout, out), (stderr, said) = os.pipe(), os.pipe(), os.pipe()
+        self.stdin: IO[str] = os.fdopen(stdin, "w")
+        self.stdout: IO[str] = os.fdopen(stdout)
+        self.stderr: IO[str] = os.fdopen(stderr)
+        asked = {"arguments": arguments, "variables": dict(variables), "folder": str(Path.cwd())}
+        with theirs:
+            files = [reads, out, said, theirs.fileno()]
+            socket.send_fds(server, [json.dumps(asked).encode()], files)
+        for file in (reads, out, said):
+            os.close(file)
+        pid, pidfds, _, _ = socket.recv_fds(self._end, 64, 1)
+        assert pid, "the server of forks has ended"
+        self.pid, (self._pidfd,) = int(pid), pidfds
+
+    def poll(self) -> int | None:
+        ended = self.returncode is not None or select.select([self._end], [], [], 0)[0]
+        return self.wait() if ended else None
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            code = self._end.recv(64)
+            assert code, "the server of forks has ended"
+            self.returncode = int(code)
+            self._end.close()
+            os.close(self._pidfd)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            # Before its parent has waited for it, or after: it is the process or nothing.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[str, str]:
+        """Wait for the end. Returns what is left to read of stdout and stderr."""
+        with contextlib.suppress(BrokenPipeError):
+            self.stdin.close()
+        said: list[str] = []
+        reader = threading.Thread(target=lambda: said.append(self.stderr.read()), daemon=True)
+        reader.start()
+        out = self.stdout.read()
+        reader.join()
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+        return out, said[0]
+
+
 class Script:
     """A process that runs a script, with a gate: see ``gated.py``. Without a master it is alone.
 
-    A wait for it that fails, or takes too long, ends the process.
+    A wait for it that fails, or takes too long, ends the process. What is dear to import is
+    imported before the process begins: it is a fork. With ``fresh`` it is a new interpreter, as
+    each process of a user is: it has its own seed of Python's hashes, and compiles all of its
+    program itself. What other processes found is compared with it.
     """
+
+    child: subprocess.Popen[str] | Forked
 
     def __init__(
         self,
@@ -202,11 +363,18 @@ class Script:
         *arguments: str,
         gate: str = "none",
         keys: Mapping[str, str] | None = None,
+        fresh: bool = False,
     ) -> None:
         environment = {**os.environ, **(keys or {})}
         environment.pop("EBBFLOW_MASTER", None)
         if master is not None:
             environment["EBBFLOW_MASTER"] = master
+        if fresh:
+            environment = {n: value for n, value in environment.items() if n not in KEEP_COMPILED}
+        dear = () if fresh else dear_imports(script)
+        if dear:
+            self.child = Forked(dear, [gate, str(script), *arguments], environment)
+            return
         self.child = subprocess.Popen(
             [sys.executable, Path(__file__).parent / "gated.py", gate, script, *arguments],
             stdin=subprocess.PIPE,
@@ -255,7 +423,7 @@ class Script:
         """Wait for the end. Returns the exit code and what the process said on stderr."""
         with self._waiting():
             _, said = self.child.communicate()
-        return self.child.returncode, said
+        return self.child.wait(), said
 
     def result(self) -> dict[str, Any]:
         """Wait for the end, which must be a good one: the process holds the final weights.
@@ -333,6 +501,25 @@ class Place:
         self.wait_for_more(job, 30 + 40)
         first.go()
         return [first.result(), second.result()]
+
+    def one_killed_and_two_that_join(
+        self, job: str, script: Path, *arguments: str, gate: str
+    ) -> list[dict[str, Any]]:
+        """Train with three processes, of which one is killed at its gate before the others begin.
+
+        Returns:
+            What the two others found.
+        """
+        killed = self.script(script, *arguments, gate=gate)
+        killed.arrive()
+        others = [self.script(script, *arguments, gate="join") for _ in range(2)]
+        for process in others:
+            process.arrive()
+        self.wait_for_workers(job, 3)
+        killed.kill()
+        for process in others:
+            process.go()
+        return [process.result() for process in others]
 
     def _wait(self) -> None:
         """Let a little time pass. No script may have failed."""

@@ -13,6 +13,7 @@ written as a file. ``sha`` is what the job says that its file has.
 import functools
 import hashlib
 import json
+import os
 import runpy
 import sys
 from typing import Any
@@ -20,6 +21,10 @@ from typing import Any
 import ebbflow
 from ebbflow import session as sessions_module
 from ebbflow.engine import Engine
+
+if os.environ.get("KERAS_BACKEND") == "torch":
+    # Keras imports TensorFlow for 8 s, where it is installed, to set seeds that nothing draws from.
+    sys.modules["tensorflow"] = None  # type: ignore[assignment]
 
 
 def held(model: Any, job: ebbflow.Session) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import signal
@@ -10,10 +11,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from .conftest import LIMIT, Cluster, Process, needs, needs_there
+from .conftest import DEAR, KEEP_COMPILED, LIMIT, Cluster, Process, Script, needs, needs_there
 
 HERE = Path(__file__).parent
 
@@ -82,6 +84,97 @@ def test_a_fixture_that_hangs_fails_and_leaves_no_process(tmp_path: Path) -> Non
     assert ended.returncode == 1, ended.stdout
     assert "1 passed" in ended.stdout and "1 error" in ended.stdout
     assert f"no end within {LIMIT} s" in ended.stdout
+
+
+#: Says what it is, once a line has come. `ebbflow.keras` counts as dear, is cheap itself, and sets
+#: variables.
+SAYS = """
+import json, os, random, sys
+import ebbflow.keras
+import numpy
+
+line = sys.stdin.readline()
+print("hears", line, end="", flush=True)
+sys.stdin.readline()
+drawn = [random.random(), numpy.random.random()]
+found = {"line": line, "arguments": sys.argv[1:], "folder": os.getcwd(), "drawn": drawn}
+found |= {"parent": os.getppid(), "hash": hash("ebbflow"), "variables": dict(os.environ)}
+sys.exit(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path) -> Path:
+    """Give the script's file."""
+    path = tmp_path / "script.py"
+    path.write_text(SAYS)
+    return path
+
+
+def said_by(script: Script) -> dict[str, Any]:
+    """Let a process that says what it is do it."""
+    script.go()
+    script.go()
+    code, said = script.end()
+    assert code == 1, said
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def test_a_fork_is_a_process_of_its_own(
+    says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The library that draws numbers is there before the fork.
+    monkeypatch.setitem(DEAR, "numpy", ("numpy.random",))
+    begun = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        begun.append(Script("http://master", says, name, keys={"OF_THE_TEST": name}))
+    one, two = (said_by(script) for script in begun)
+    for name, found in (("one", one), ("two", two)):
+        assert found["line"] == "\n" and found["arguments"] == [name]
+        assert found["folder"] == str(tmp_path / name)
+        expected = {**os.environ, "OF_THE_TEST": name, "EBBFLOW_MASTER": "http://master"}
+        assert found["variables"].items() >= expected.items()
+    assert one["parent"] == two["parent"] != os.getpid()
+    assert one["hash"] == two["hash"]
+    assert all(mine != theirs for mine, theirs in zip(one["drawn"], two["drawn"], strict=True))
+
+
+def test_a_fork_has_the_variables_of_imports_and_a_fresh_process_imports_itself(
+    says: Path,
+) -> None:
+    seeded = {"PYTHONHASHSEED": "5"}
+    other = said_by(Script(None, says))
+    fork, fresh = (said_by(Script(None, says, keys=seeded, fresh=fresh)) for fresh in (False, True))
+    assert fork["parent"] not in (os.getpid(), other["parent"])
+    assert fresh["parent"] == os.getpid()
+    assert other["hash"] != fork["hash"] == fresh["hash"]
+    # `ebbflow.keras` has set it, before any process began.
+    assert fork["variables"]["TF_NUM_INTRAOP_THREADS"] == "1"
+    assert fork["variables"].items() - KEEP_COMPILED.items() == fresh["variables"].items()
+    assert fork["variables"].items() >= KEEP_COMPILED.items()
+    assert not fresh["variables"].keys() & KEEP_COMPILED.keys()
+
+
+def test_a_fork_is_told_signals_and_its_end_is_heard(says: Path) -> None:
+    told, killed, left = (Script(None, says) for _ in range(3))
+    for script in (told, killed, left):
+        assert script.child.stdout is not None
+        script.go()
+        # It has begun, and waits.
+        assert script.child.stdout.readline() == "hears \n"
+        assert script.child.poll() is None
+    told.child.send_signal(signal.SIGTERM)
+    assert told.child.wait() == told.child.poll() == -signal.SIGTERM
+    # To nobody, like a process that has taken its pid.
+    told.child.send_signal(signal.SIGTERM)
+    killed.kill()
+    assert killed.child.returncode == -signal.SIGKILL
+    assert not any(Path(f"/proc/{script.child.pid}").exists() for script in (told, killed))
+    assert left.child.poll() is None
+    left.kill()
 
 
 def test_a_cluster_that_does_not_get_whole_leaves_no_process(

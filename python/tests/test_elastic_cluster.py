@@ -150,7 +150,7 @@ def drawn(folder: Path, cluster_of_file: Cluster) -> str:
 def test_one_and_three_processes_with_one_killed_give_the_same_bits(
     shared: Place,
 ) -> None:
-    alone = Script(None, TRAIN, *ARGUMENTS).result()
+    alone = Script(None, TRAIN, *ARGUMENTS, fresh=True).result()
     killed = shared.script(TRAIN, *ARGUMENTS, gate="100")
     # In the second epoch, with a batch in its hands and momentum on the ps.
     killed.arrive()
@@ -249,7 +249,7 @@ def test_a_tape_in_several_processes_of_which_one_is_killed_gives_the_same_bits(
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
     path = tmp_path / "tape.py"
     path.write_text(TAPE)
-    alone = Script(None, path).result()
+    alone = Script(None, path, fresh=True).result()
     two = shared.one_killed_and_two_that_stay("tape", path)
     assert [process["sha"] for process in two] == [alone["sha"]] * 2
     assert [process["numerics"] for process in two] == [alone["numerics"]] * 2

@@ -85,7 +85,7 @@ def test_the_script_reaches_what_it_reached_before_it_was_changed() -> None:
 
 # S1-01, S1-02, S4-04, S4-09, S4-13
 def test_alone_and_with_a_process_killed_and_one_added_the_bits_are_the_same(place: Place) -> None:
-    alone = Script(None, TRAIN, *ARGUMENTS).result()
+    alone = Script(None, TRAIN, *ARGUMENTS, fresh=True).result()
     assert alone["metrics"]["accuracy"] > 0.8
     killed = place.script(TRAIN, *ARGUMENTS, gate="30")
     # In the second epoch, with a batch in its hands.

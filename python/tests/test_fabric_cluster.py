@@ -79,7 +79,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(script: Path) -> tuple[str, list[Any]]:
     """Give the hash of the model of one process, and what the driver heard there."""
-    sha = Script(None, script, str(script.parent), "alone", "0").result()["sha"]
+    sha = Script(None, script, str(script.parent), "alone", "0", fresh=True).result()["sha"]
     (driver,) = heard(script.parent, "alone", "driver")
     return sha, driver
 

@@ -14,7 +14,7 @@ TRAIN = Path(__file__).parents[2] / "examples/python/jax/train.py"
 def test_alone_and_in_two_processes_after_one_was_killed_the_bits_are_the_same(
     place: Place,
 ) -> None:
-    alone = Script(None, TRAIN, "--epochs", "2").result()
+    alone = Script(None, TRAIN, "--epochs", "2", fresh=True).result()
     two = place.one_killed_and_two_that_stay("jax", TRAIN, "--epochs", "2")
     assert [process["sha"] for process in two] == [alone["sha"]] * 2
     assert [process["history"] for process in two] == [alone["history"]] * 2

@@ -297,7 +297,7 @@ def test_a_loop_tells_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -
     else:
         import torch
 
-        monkeypatch.setattr(type(engine), "_cuda", lambda _: 0)
+        monkeypatch.setattr(type(engine), "cuda", lambda _: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
         memory = types.SimpleNamespace(total_memory=7)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)

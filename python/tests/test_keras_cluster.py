@@ -21,7 +21,7 @@ def test_alone_and_in_two_processes_after_one_was_killed_the_bits_are_the_same(
 ) -> None:
     needs_there(backend)
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    alone = Script(None, TRAIN, "--epochs", "2").result()
+    alone = Script(None, TRAIN, "--epochs", "2", fresh=True).result()
     two = place.one_killed_and_two_that_stay("keras", TRAIN, "--epochs", "2")
     assert [process["sha"] for process in two] == [alone["sha"]] * 2
     assert [process["history"] for process in two] == [alone["history"]] * 2

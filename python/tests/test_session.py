@@ -923,7 +923,7 @@ def test_a_loop_tells_the_device_of_its_model(monkeypatch: pytest.MonkeyPatch) -
     engine = Torch(network(), ())
     facts, results = engine.numerics(1)
     assert engine.device() == ("cpu", 0)
-    monkeypatch.setattr(Torch, "_cuda", lambda _: 0)
+    monkeypatch.setattr(Torch, "cuda", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     memory = SimpleNamespace(total_memory=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: memory)

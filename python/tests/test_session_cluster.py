@@ -83,7 +83,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def alone(script: Path) -> dict[str, Any]:
     """Give what one process finds without a cluster."""
-    return Script(None, script, "400", "alone", "0").result()
+    return Script(None, script, "400", "alone", "0", fresh=True).result()
 
 
 def test_one_and_three_processes_and_one_alone_give_the_same_bits(

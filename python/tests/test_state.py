@@ -222,16 +222,8 @@ def test_processes_that_come_and_die_read_and_write_the_same_state(
     place: Place, script: Path, alone: str
 ) -> None:
     # It dies with a batch in its hands, in which it may have written.
-    dies = place.script(script, "several", "", gate="3")
-    dies.arrive()
-    others = [place.script(script, "several", "", gate="join") for _ in range(2)]
-    for process in others:
-        process.arrive()
-    place.wait_for_workers("several", 3)
-    dies.kill()
-    for process in others:
-        process.go()
-    assert [process.result()["sha"] for process in others] == [alone] * 2
+    others = place.one_killed_and_two_that_join("several", script, "several", "", gate="3")
+    assert [found["sha"] for found in others] == [alone] * 2
 
 
 # S1-09, S1-10

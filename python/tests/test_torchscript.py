@@ -81,10 +81,11 @@ def test_the_program_of_the_wheel_trains_the_bits_of_run(tmp_path: Path) -> None
     assert all(torch.equal(exported[name], expected[name]) for name in expected)
 
 
-def test_any_number_of_workers_trains_the_same_bits_under_autocast() -> None:
+@pytest.mark.parametrize("autocast", ["bf16", "f16"])
+def test_any_number_of_workers_trains_the_same_bits_under_autocast(autocast: str) -> None:
     needs("torch")
     settings = {"batch__micro": 8, "epochs": 2}
-    lower = [trained(workers=count, model__autocast="bf16", **settings) for count in (1, 2)]
+    lower = [trained(workers=count, model__autocast=autocast, **settings) for count in (1, 2)]
     single = [trained(**settings), trained(model__tf32=True, **settings)]
     assert len({result.model_sha256 for result in lower}) == 1
     assert len({result.model_sha256 for result in single}) == 1, "a CPU has no TF32"
@@ -92,7 +93,7 @@ def test_any_number_of_workers_trains_the_same_bits_under_autocast() -> None:
     assert lower[0].final == lower[1].final
 
 
-@pytest.mark.parametrize("autocast", [None, "bfloat16"])
+@pytest.mark.parametrize("autocast", [None, "bfloat16", "float16"])
 def test_gradients_have_the_bits_of_plain_pytorch(autocast: str | None, tmp_path: Path) -> None:
     torch = needs("torch")
     functional = torch.nn.functional
@@ -127,11 +128,16 @@ def test_gradients_have_the_bits_of_plain_pytorch(autocast: str | None, tmp_path
         module.forward(columns[:1], columns[1], 0, False, 1)
         loss, _ = module.loss("cross_entropy", 0.0, -100, None, True)
         found = [torch.empty_like(net.state_dict()[entry[0]]) for entry in entries]
-        module.gradients(1.0, [tensor.numpy().reshape(-1) for tensor in found])
+        # PyTorch's own gradients in f16 have a scale too, which a product by 2^-16 takes away.
+        scale = 65536.0 if autocast == "float16" else None
+        module.gradients(1.0, [tensor.numpy().reshape(-1) for tensor in found], scale)
         # As a user of PyTorch writes it, with one thread too.
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast is not None):
+        lower = None if autocast is None else getattr(torch, autocast)
+        with torch.autocast("cpu", lower, enabled=autocast is not None):
             expected = functional.cross_entropy(net(inputs), labels)
-        expected.backward()
+        (expected * (scale or 1.0)).backward()
+        for parameter in net.parameters():
+            parameter.grad /= scale or 1.0
     assert loss == expected.item()
     for (name, *_), tensor in zip(entries, found, strict=True):
         plain = names[name].grad if name in names else net.state_dict()[name]
@@ -150,7 +156,7 @@ def test_the_class_knows_the_results_of_autocast(monkeypatch: pytest.MonkeyPatch
     assert numerics.numerics(1) != (facts, results)
 
 
-@pytest.mark.parametrize("autocast", [None, "bf16"])
+@pytest.mark.parametrize("autocast", [None, "bf16", "f16"])
 @pytest.mark.parametrize("name", ["batchnorm.pt", "dropout.pt", "tied.pt"])
 def test_the_bits_are_those_of_the_program_that_is_linked_to_libtorch(
     name: str, autocast: str | None, tmp_path: Path

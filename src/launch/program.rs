@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 use crate::launch::process::Group;
+use crate::launch::processors::{Processors, Stay};
 use crate::launch::user::User;
 
 /// The variable with the number of the descriptor by which a process reaches its agent.
@@ -26,6 +27,8 @@ pub(crate) struct Program {
     folder: Option<OsString>,
     /// Numbers of a user and a group.
     user: Option<(u32, u32)>,
+    /// Processors on which it runs. `None`: those of the process that starts it.
+    processors: Option<Processors>,
 }
 
 // Variables may be secrets.
@@ -38,8 +41,15 @@ impl fmt::Debug for Program {
 impl Program {
     /// Creates the program at `path`, which is looked for if it is a plain name.
     pub(crate) fn new(path: impl Into<OsString>) -> Self {
-        let (arguments, variables) = (Vec::new(), Vec::new());
-        Self { path: path.into(), arguments, is_bare: false, variables, folder: None, user: None }
+        Self {
+            path: path.into(),
+            arguments: Vec::new(),
+            is_bare: false,
+            variables: Vec::new(),
+            folder: None,
+            user: None,
+            processors: None,
+        }
     }
 
     /// Returns the path.
@@ -87,6 +97,13 @@ impl Program {
         self
     }
 
+    /// Lets it run on these processors alone. If the system refuses, it runs on those of the
+    /// process that starts it.
+    pub(crate) fn on(&mut self, processors: Processors) -> &mut Self {
+        self.processors = Some(processors);
+        self
+    }
+
     /// Starts it with these streams. A `line` to an agent is inherited, and a variable has its
     /// number.
     ///
@@ -116,6 +133,8 @@ impl Program {
         if let Some(line) = &line {
             command.env(AGENT, line.as_raw_fd().to_string());
         }
+        // A process inherits the processors of the thread that starts it.
+        let _stay = self.processors.as_ref().and_then(Stay::on);
         Group::spawn(&mut command, line)
     }
 }
@@ -151,6 +170,24 @@ mod tests {
         let expected = format!("{}\nzero 1 2 [] []\n", folder.display());
         assert_eq!(said(program).await, expected);
         assert_eq!(said(bare).await, expected, "HOME of this process does not reach it");
+    }
+
+    #[tokio::test]
+    async fn a_program_stays_on_its_processors_and_the_next_one_is_where_it_was() {
+        let says = || {
+            let mut program = Program::new("/bin/sh");
+            program.args(["-c", "grep Cpus_allowed_list /proc/self/status"]);
+            program
+        };
+        let anywhere = said(says()).await;
+        let first = anywhere.split_once('\t').unwrap().1.split(['-', ',', '\n']).next().unwrap();
+        let mut there = says();
+        there.on([first.parse().unwrap()].into());
+        assert_eq!(said(there).await, format!("Cpus_allowed_list:\t{first}\n"));
+        assert_eq!(said(says()).await, anywhere);
+        let mut nowhere = says();
+        nowhere.on(Processors::new());
+        assert_eq!(said(nowhere).await, anywhere, "the system refuses");
     }
 
     #[test]

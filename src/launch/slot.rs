@@ -16,6 +16,7 @@ use crate::launch::copying::{Copying, Voice};
 use crate::launch::guard::{Guard, Process};
 use crate::launch::lines::Last;
 use crate::launch::log::{BYTES_MAX, Log};
+use crate::launch::processors::Processors;
 use crate::launch::program::Program;
 use crate::launch::redaction::Redaction;
 use crate::launch::restarts::{Decision, Left, Restarts, Stage};
@@ -92,6 +93,8 @@ pub(crate) struct Slot {
     screen: Screen,
     /// Variables that its processes have beside those of the script.
     variables: Vec<(String, String)>,
+    /// Processors on which its processes run. `None`: those of this process.
+    processors: Option<Processors>,
     /// `None`: its processes reach the cluster themselves.
     forward: Option<Forward>,
     secrets: Redaction,
@@ -126,6 +129,7 @@ impl Slot {
             restarts: Restarts::default(),
             screen,
             variables: Vec::new(),
+            processors: None,
             forward: None,
             secrets: Redaction::default(),
         })
@@ -135,6 +139,11 @@ impl Slot {
     pub(crate) fn with(mut self, variables: Vec<(String, String)>) -> Self {
         self.variables = variables;
         self
+    }
+
+    /// Lets the processes of this place run on these processors alone, if there are some.
+    pub(crate) fn on(self, processors: Option<Processors>) -> Self {
+        Self { processors, ..self }
     }
 
     /// Takes secrets out of all that its processes say.
@@ -234,6 +243,9 @@ impl Slot {
         program.envs([("EBBFLOW_WORKER", &self.name)]).envs(self.variables.iter().cloned());
         if let Some(folder) = &script.folder {
             program.in_folder(folder);
+        }
+        if let Some(processors) = &self.processors {
+            program.on(processors.clone());
         }
         let line = self.forward.as_ref().map(|_| Relay::pair()).transpose();
         let (relay, line) = line.context("a line to a process")?.unzip();

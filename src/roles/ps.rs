@@ -51,6 +51,10 @@ fn opened(choice: &Choice, devices: &Devices) -> Result<ps::Device> {
             [Device::Cuda(ordinal)] => (*ordinal, true),
             _ => bail!(one_device(choice)),
         },
+        Choice::Uuids(_) => match worker::device::of_driver(choice)?.as_slice() {
+            [Device::Cuda(ordinal)] => (*ordinal, true),
+            _ => bail!(one_device(choice)),
+        },
         Choice::All => bail!(one_device(choice)),
     };
     match devices.cuda(ordinal) {
@@ -58,7 +62,7 @@ fn opened(choice: &Choice, devices: &Devices) -> Result<ps::Device> {
             tracing::info!(%device, "partitions lie on a device");
             Ok(device)
         }
-        Err(error) if is_asked => Err(error).with_context(|| format!("--device cuda:{ordinal}")),
+        Err(error) if is_asked => Err(error).with_context(|| format!("--device {choice}")),
         Err(reason) => {
             tracing::warn!(%reason, "--device auto: partitions lie in memory of the host");
             Ok(ps::Device::default())

@@ -1,16 +1,20 @@
 //! `ebb worker`: runs a worker for each device until it is told to stop, then lets them finish
 //! their microbatches.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result, anyhow};
-use model::Device;
+use model::device::{Choice, Device};
 use net::channel::Dialer;
+use net::metrics::by_device;
 use tokio::task::JoinSet;
 use worker::device::Chosen;
-use worker::{Connector, Options, Watched};
+use worker::{Connector, Metrics, Options, Watched};
 
 use crate::agent::{self, Agent};
 use crate::app::App;
 use crate::config;
+use crate::launch::processors;
 use crate::launch::user::User;
 use crate::launch::variables::usual;
 use crate::locks;
@@ -57,13 +61,17 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
     }
     app.screen.print(&format!("worker {} of the master at {master}", options.name))?;
     let (health, service) = tonic_health::server::health_reporter();
-    let watched = Watched { health, ..Watched::default() };
     let mut all = ordinals(&[&devices[..], &of_scripts[..]].concat());
     all.sort_unstable();
     all.dedup();
     let watching = devices::watch(all).await;
-    let (counting, of_devices) = (watched.metrics.clone(), watching.devices().clone());
-    app.numbers.board().show(move || [counting.readings(), devices::readings(&of_devices)].concat());
+    let each = each(&options, &devices);
+    let counting: Vec<_> = each.iter().map(|options| (ordinal(options), Arc::<Metrics>::default())).collect();
+    let (counted, of_devices) = (counting.clone(), watching.devices().clone());
+    app.numbers.board().show(move || {
+        let of_workers: Vec<_> = counted.iter().map(|(device, of)| (*device, of.readings())).collect();
+        [by_device(&of_workers), devices::readings(&of_devices)].concat()
+    });
     app.numbers.serve(settings.text("metrics"), &files, &app.screen).await?;
     let dialer = app.dialer.clone().with(keys);
     // Before the first call to the master: while the master is away, probes hear "alive, not
@@ -79,25 +87,23 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         }
         None => None,
     };
+    let exchange = exchange_device(&settings).map_err(|why| anyhow!(why))?;
     let stop = app.stop.token().child_token();
     let agent = agent(&settings, &options, &of_scripts, &master, &dialer, app)?;
     let mut workers = JoinSet::new();
-    for (index, options) in each(&options, &devices).into_iter().enumerate() {
-        let device = ordinals(&[options.device]).first().map(|&ordinal| watching.devices().latest(ordinal));
-        let device = device.unwrap_or_default();
-        let exported = exchange_device(&settings, options.device).map_err(|why| anyhow!(why))?;
-        let (memory, metrics) = (app.environment.memory()?, watched.metrics.clone());
-        let connector = match (memory, exported) {
+    let mut health = Some(health);
+    for (options, (device, metrics)) in each.into_iter().zip(counting) {
+        let device = device.map(|ordinal| watching.devices().latest(ordinal)).unwrap_or_default();
+        let exported = exported(&exchange, options.device)?;
+        // All are ready at about the same time, because they have one master. The first one tells.
+        let health = health.take().unwrap_or_else(|| Watched::default().health);
+        let watched = Watched { metrics: metrics.clone(), health, device };
+        let connector = match (app.environment.memory()?, exported) {
             (Some(memory), Device::Cuda(ordinal)) => {
                 Connector::device_memory(dialer.clone(), memory, ordinal, options.devices.clone(), metrics)
             }
             (Some(memory), Device::Cpu) => Connector::shared_memory(dialer.clone(), memory, metrics),
             (None, _) => Connector::socket(dialer.clone()),
-        };
-        // All are ready at about the same time, because they have one master. The first one tells.
-        let watched = match index {
-            0 => Watched { device, ..watched.clone() },
-            _ => Watched { metrics: watched.metrics.clone(), device, ..Watched::default() },
         };
         let (master, dialer) = (master.clone(), dialer.clone());
         let (registry, stores) = (registry.clone(), app.environment.stores.clone());
@@ -111,6 +117,24 @@ pub(crate) async fn run(flags: Flags<Worker>, app: &App) -> Result<()> {
         agent.run(&stop).await.with_context(|| format!("scripts on {}", options.name))
     };
     tokio::try_join!(drained(workers, &stop), attending).map(drop)
+}
+
+/// Returns the number of a worker's CUDA device. `None`: the worker computes on the CPU.
+fn ordinal(options: &Options) -> Option<usize> {
+    ordinals(&[options.device]).first().copied()
+}
+
+/// Returns the device whose memory a worker exports, if the worker computes on `own`. The CPU:
+/// none.
+///
+/// # Errors
+/// The user named a device by a UUID that none has.
+fn exported(choice: &Choice, own: Device) -> Result<Device> {
+    match choice {
+        Choice::Auto | Choice::All => Ok(own),
+        Choice::Only(devices) => Ok(devices[0]),
+        Choice::Uuids(_) => Ok(worker::device::of_driver(choice).context("--exchange-device")?[0]),
+    }
 }
 
 /// Creates the agent of a worker that takes scripts, and says what that means.
@@ -131,6 +155,7 @@ fn agent(
         hidden: app.environment.own_variables().map(str::to_owned).collect(),
         variables: usual(config::is_set),
         devices: devices.to_owned(),
+        processors: processors::near(devices),
         visible: config::visible_devices(),
         user: settings.text("script_user").map(User::separate).transpose()?,
         scratch: options.scratch.clone(),

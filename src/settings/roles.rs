@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use model::device::{Choice, Device};
+use model::device::Choice;
 use net::security;
 use serde::Serialize;
 
@@ -294,8 +294,8 @@ impl Role for Ps {
                 Kind::Device,
                 "DEVICE",
                 Some("cpu"),
-                "Device that keeps and updates the partitions: cpu, cuda:N, or auto (the first CUDA device, otherwise the \
-                 CPU). The trained bits do not depend on it",
+                "Device that keeps and updates the partitions: cpu; cuda:N; GPU-UUID or MIG-UUID, as nvidia-smi -L spells \
+                 them; or auto (the first CUDA device, otherwise the CPU). The trained bits do not depend on it",
             ),
             option("threads", Kind::Count, "N", GENERAL, "Number of threads that apply updates, 1 to 1024"),
             option(
@@ -373,7 +373,7 @@ impl Role for Ps {
             Err(why) => vec![why],
         };
         if let Ok(choice) = device(settings)
-            && (choice == Choice::All || matches!(&choice, Choice::Only(devices) if devices.len() > 1))
+            && choice.is_several()
         {
             wrong.push(one_device(&choice));
         }
@@ -415,15 +415,16 @@ impl Role for Worker {
                 "DEVICE",
                 Some("auto"),
                 "Devices to compute on, each with a worker of its own in this process: cpu; cuda:N, or several such as \
-                 cuda:0,2; all (every CUDA device, at least one); or auto (every CUDA device, otherwise the CPU)",
+                 cuda:0,2; GPU-UUID or MIG-UUID, as nvidia-smi -L spells them; all (every CUDA device, at least one); or \
+                 auto (every CUDA device, otherwise the CPU)",
             ),
             of_process(
                 "exchange_device",
                 Kind::Device,
                 "DEVICE",
                 Some("auto"),
-                "Memory in which gradients and weights are exchanged with a ps of this host: cuda:N, for a ps on this CUDA device; cpu (memory of \
-                 the host alone); or auto (the CUDA device of --device, otherwise the CPU). What refuses is logged once, \
+                "Memory in which gradients and weights are exchanged with a ps of this host: cuda:N, or a device by its UUID, \
+                 for a ps on this CUDA device; cpu (memory of the host alone); or auto (the CUDA device of --device, otherwise the CPU). What refuses is logged once, \
                  and memory of the host is used. The trained bits do not depend on it",
             ),
             of_process(
@@ -578,7 +579,7 @@ impl Role for Worker {
         if ![NATIVE, PORTABLE].contains(&numerics) {
             wrong.push(format!("numerics: `{numerics}` is neither {NATIVE} nor {PORTABLE}"));
         }
-        if let Err(why) = exchange_device(settings, Device::Cpu) {
+        if let Err(why) = exchange_device(settings) {
             wrong.push(why);
         }
         wrong.extend(scripts::violations(settings));
@@ -586,21 +587,19 @@ impl Role for Worker {
     }
 }
 
-/// Returns the device whose memory a worker exports, if the worker computes on `own`. The CPU:
-/// none.
+/// Returns the device whose memory a worker exports: one, or the device of the worker (`auto`).
 ///
 /// # Errors
 /// The setting names no device, or several.
-pub(crate) fn exchange_device(settings: &Settings, own: Device) -> Result<Device, String> {
+pub(crate) fn exchange_device(settings: &Settings) -> Result<Choice, String> {
     let choice = settings.text("exchange_device").unwrap_or("auto").parse();
     let choice: Choice = choice.map_err(|error: model::Error| format!("exchange_device: {error}"))?;
-    match &choice {
-        Choice::Auto => Ok(own),
-        Choice::Only(devices) if devices.len() == 1 => Ok(devices[0]),
-        Choice::All | Choice::Only(_) => Err(format!(
+    if choice.is_several() {
+        return Err(format!(
             "exchange_device: one device, found `{choice}`; with auto each worker of this process exports memory of its own"
-        )),
+        ));
     }
+    Ok(choice)
 }
 
 /// Returns what is wrong with several devices for a ps.

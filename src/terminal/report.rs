@@ -49,6 +49,17 @@ pub(crate) fn count(number: u64, one: &str, many: &str) -> String {
     format!("{number} {}", if number == 1 { one } else { many })
 }
 
+/// `3 steps changed no weight, because the gradient overflowed`, or nothing.
+fn overflowed(status: &JobStatus) -> String {
+    match status.overflows {
+        0 => String::new(),
+        overflows => {
+            let steps = count(overflows, "step", "steps");
+            format!("{steps} changed no weight, because the gradient overflowed")
+        }
+    }
+}
+
 /// `3 workers (+2 standing by)`.
 pub(crate) fn workers(taking_part: u32, standing_by: u32) -> String {
     format!("{}{}", count(taking_part.into(), "worker", "workers"), standby(standing_by, " standing by"))
@@ -117,6 +128,7 @@ pub(crate) fn status(status: &JobStatus) -> String {
             status.leases_expired
         ),
     );
+    line("overflows", overflowed(status));
     let workers = Some(workers_wanted(status)).filter(|_| !status.state().is_end());
     line(
         "workers",
@@ -208,7 +220,7 @@ fn idle_workers(idle: &pb::Idle) -> String {
 }
 
 /// Workers that take part, by device: `cuda:0 with 79.6 GiB, class 3fa94c1d22e0: worker-1 and 3
-/// more; 87 % busy, 31.2 GiB used, 1 throttled`.
+/// more; 87 % busy, waits 5 % data 12 % weights 0 % pushes, 31.2 GiB used, 1 throttled`.
 fn on_device(group: &pb::WorkersOnDevice) -> String {
     let memory = match group.memory_bytes {
         0 => String::new(),
@@ -216,8 +228,16 @@ fn on_device(group: &pb::WorkersOnDevice) -> String {
     };
     let class = group.numerics.as_ref().map(|numerics| format!(", class {}", numerics.class));
     let class = class.unwrap_or_default();
+    let waits = [
+        (group.waits_data_percent, "data"),
+        (group.waits_weights_percent, "weights"),
+        (group.waits_push_percent, "pushes"),
+    ];
+    let wait = |(share, cause): (Option<u32>, &str)| share.map(|percent| format!("{percent} % {cause}"));
+    let waits: Vec<_> = waits.into_iter().filter_map(wait).collect();
     let state = [
         group.busy_percent.map(|percent| format!("{percent} % busy")),
+        (!waits.is_empty()).then(|| format!("waits {}", waits.join(" "))),
         Some(group.memory_used_bytes)
             .filter(|bytes| *bytes > 0)
             .map(|bytes| format!("{} used", size::text(bytes))),
@@ -323,6 +343,7 @@ pub(crate) fn result(status: &JobStatus, written: Option<&Written>, otherwise: &
         line("reason", &status.reason);
     }
     line("skipped", &status.skipped.as_ref().map(skipped).unwrap_or_default());
+    line("overflows", &overflowed(status));
     if status.final_metrics.is_empty() {
         line("training", &metrics(&final_metrics(status)));
     }
@@ -557,6 +578,9 @@ mod tests {
         };
         let hot = pb::WorkersOnDevice {
             busy_percent: Some(87),
+            waits_data_percent: Some(5),
+            waits_weights_percent: Some(12),
+            waits_push_percent: Some(0),
             memory_used_bytes: 1 << 30,
             throttled: 2,
             failing: 1,
@@ -567,7 +591,8 @@ mod tests {
         for line in [
             "device     cuda:0 with 79.6 GiB, class 3fa94c: a, b and 2 more",
             "device     cpu, class 3fa94c: c\n",
-            "device     cuda:1, class 3fa94c: d and 2 more; 87 % busy, 1.0 GiB used, 2 throttled, 1 FAILING",
+            "device     cuda:1, class 3fa94c: d and 2 more; 87 % busy, waits 5 % data 12 % weights 0 % pushes, \
+             1.0 GiB used, 2 throttled, 1 FAILING",
         ] {
             assert!(status(&job).contains(line), "{}", status(&job));
         }
@@ -581,6 +606,10 @@ mod tests {
             (&value_of!(null), &value_of!("3fa94c"))
         );
         assert_eq!((&all[1]["busy_percent"], &all[1]["throttled"]), (&value_of!(null), &value_of!(0)));
+        assert_eq!(
+            (&all[1]["waits_data_percent"], &all[2]["waits_weights_percent"]),
+            (&value_of!(null), &value_of!(12))
+        );
         assert_eq!((&all[2]["busy_percent"], &all[2]["failing"]), (&value_of!(87), &value_of!(1)));
         assert_eq!(json(&succeeded())["devices"], value_of!([]));
     }

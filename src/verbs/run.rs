@@ -60,6 +60,17 @@ pub(super) struct Fleet {
     pub(super) ps_memory: args::PsMemory,
 }
 
+/// Returns where the ps of this process keep the model.
+///
+/// # Errors
+/// The user named a device that is not there.
+pub(super) fn memory(memory: args::PsMemory) -> Result<client::PsMemory> {
+    let args::PsMemory { ps_device, ps_device_bytes_max: bytes_max } = memory;
+    let named = |choice| device::of_driver(&choice).with_context(|| format!("--ps-device {choice}"));
+    let device = ps_device.map(named).transpose()?.map_or_else(Default::default, |devices| devices[0]);
+    Ok(client::PsMemory { device, bytes_max })
+}
+
 /// Runs a job in this process to its end, and shows its result. Its files go to `out`, which is
 /// made once nothing else is wrong.
 ///
@@ -89,7 +100,7 @@ pub(super) async fn here(
     let options = client::Options {
         devices: spread(&devices, count),
         ps: fleet.ps,
-        ps_memory: ps_memory.into(),
+        ps_memory: memory(ps_memory)?,
         open: app.environment.devices(),
         threads: compute.threads as usize,
         data_root: compute.data_root,

@@ -24,6 +24,7 @@ use super::run::{PATIENCE, RESULTS};
 use crate::app::App;
 use crate::launch::devices;
 use crate::launch::guard::Guard;
+use crate::launch::processors;
 use crate::launch::restarts::{Left, Stage};
 use crate::launch::slot::{Gone, Script, Slot};
 use crate::launch::variables::usual;
@@ -120,15 +121,17 @@ pub(super) async fn run(args: args::Run, app: &App) -> Result<bool> {
     let out = app.out(&folder, false)?;
     let logs = folder.join("logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("--out: cannot make {}", logs.display()))?;
-    let visible = config::visible_devices();
+    let (visible, near) = (config::visible_devices(), processors::near(&devices));
     let slot = |(index, device): (usize, Option<Device>)| -> Result<Slot> {
         let slot = Slot::new(format!("worker-{index}"), &logs, app.screen.clone())?;
-        Ok(slot.with(devices::variables(device, visible.as_deref())))
+        let slot = slot.with(devices::variables(device, visible.as_deref()));
+        Ok(slot.on(device.and_then(|device| near.get(&device).cloned())))
     };
     let slots = placed.into_iter().enumerate().map(slot);
     let slots = slots.collect::<Result<Vec<_>>>()?;
 
-    let mut fleet = Fleet::start(args.ps.unwrap_or(1), args.ps_memory.clone().into(), devices, app).await?;
+    let memory = super::run::memory(args.ps_memory.clone())?;
+    let mut fleet = Fleet::start(args.ps.unwrap_or(1), memory, devices, app).await?;
     let script = script(&args, slots.len(), &fleet.url, app.guard()?, app);
     let client = Client::new(&app.dialer, &fleet.url, PATIENCE)?.with_notices(app.notices());
     let run =

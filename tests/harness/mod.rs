@@ -9,6 +9,7 @@
 pub mod chaos;
 pub mod clouds;
 pub mod collector;
+pub mod digits;
 pub mod etcd;
 pub mod keys;
 pub mod machine;
@@ -20,7 +21,6 @@ pub mod tmpfs;
 pub mod watchdog;
 pub mod web;
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -90,26 +90,45 @@ pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> St
 /// Lines of a process's log that a failed test shows.
 const LOG_LINES_SHOWN: usize = 200;
 
+/// How a process was started.
+#[derive(Clone)]
+struct Start {
+    program: PathBuf,
+    log: PathBuf,
+    args: Vec<String>,
+    environment: Vec<(String, String)>,
+}
+
 /// A running process of one role.
 pub struct Process {
     pub child: Child,
-    log: PathBuf,
+    start: Start,
     /// Printed lines that were read so far.
     printed: Vec<String>,
 }
 
 impl Process {
-    fn start_with(path: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
-        let file = fs::File::create(&log).expect("the log can be written");
-        watchdog::add(&log);
-        let mut command = program(path, args);
+    fn start_with(program: &Path, log: PathBuf, args: &[&str], environment: &[(&str, &str)]) -> Self {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        Self::started(Start {
+            program: program.to_owned(),
+            log,
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            environment: environment.iter().map(owned).collect(),
+        })
+    }
+
+    fn started(start: Start) -> Self {
+        let file = fs::File::create(&start.log).expect("the log can be written");
+        watchdog::add(&start.log);
+        let mut command = program(&start.program, &start.args);
         // At this level a worker logs its finished leases, which shows that it takes part.
         command
             .env("EBB_LOG", "info,worker=debug")
-            .envs(environment.iter().copied())
+            .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(file);
-        Self { child: command.spawn().expect("ebb starts"), log, printed: Vec::new() }
+        Self { child: command.spawn().expect("ebb starts"), start, printed: Vec::new() }
     }
 
     /// Waits until the log has a line with `text`.
@@ -122,7 +141,7 @@ impl Process {
 
     /// Returns the log so far.
     pub fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        fs::read_to_string(&self.start.log).unwrap_or_default()
     }
 
     /// Returns the URL in the line that a server prints when it is ready.
@@ -170,25 +189,32 @@ impl Drop for Process {
         // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        watchdog::remove(&self.log);
+        watchdog::remove(&self.start.log);
         if std::thread::panicking() {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
-            eprintln!("--- {}\n{tail}", self.log.display());
+            eprintln!("--- {}\n{tail}", self.start.log.display());
         }
     }
 }
 
-/// Reads a metric of the role that serves its metrics at this URL.
+/// Reads a metric of the role that serves its metrics at this URL: the sum over its devices if it
+/// is counted for each.
 pub fn metric(url: &str, name: &str) -> f64 {
     let host = url.trim_start_matches("http://").trim_end_matches("/metrics");
     let mut stream = TcpStream::connect(host).expect("it serves metrics");
     write!(stream, "GET /metrics HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("it reads");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("it answers");
-    let line = answer.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.unwrap_or_else(|| panic!("no {name} in:\n{answer}")).trim().parse().expect("a number")
+    let value = |line: &str| {
+        let rest = line.strip_prefix(name)?;
+        let rest = rest.strip_prefix('{').map_or(Some(rest), |labels| Some(labels.split_once('}')?.1))?;
+        Some(rest.strip_prefix(' ')?.trim().parse::<f64>().expect("a number"))
+    };
+    let values: Vec<_> = answer.lines().filter_map(value).collect();
+    assert!(!values.is_empty(), "no {name} in:\n{answer}");
+    values.iter().sum()
 }
 
 /// Log line of a master that is elected.
@@ -230,8 +256,6 @@ pub struct Cluster {
     /// Data folder of the master.
     data: PathBuf,
     environment: Vec<(String, String)>,
-    /// Devices of the ps that were added with one, by the ps's number.
-    devices: BTreeMap<usize, String>,
     /// Address of the master, reserved while the master does not run.
     address: Option<Reserved>,
 }
@@ -271,21 +295,16 @@ impl Cluster {
         Self { environment, data, address: Some(address), ..cluster }.with(ps, workers)
     }
 
-    /// Starts a cluster of two masters with a journal in `etcd`. The first one leads.
-    pub fn elected(etcd: &etcd::Etcd, ttl: &str, ps: usize, workers: usize) -> Self {
-        Self::elected_with(etcd, ttl, ps, workers, &[])
-    }
-
     /// Starts a cluster of two masters with a journal in `etcd`, and more in the environment of the
     /// first, which leads.
-    pub fn elected_with(
+    pub fn elected(
+        program: &Path,
         etcd: &etcd::Etcd,
         ttl: &str,
         ps: usize,
         workers: usize,
         environment: &[(&str, &str)],
     ) -> Self {
-        let program = &ebb_path();
         let dir = TempDir::new().expect("a temporary folder");
         let mut master = candidate_with(program, dir.path(), "master.log", etcd, ttl, environment);
         let first = master.url();
@@ -308,35 +327,35 @@ impl Cluster {
             dir,
             program: program.to_owned(),
             environment: Vec::new(),
-            devices: BTreeMap::new(),
             address: None,
         }
     }
 
     fn with(mut self, ps: usize, workers: usize) -> Self {
-        for index in 0..ps {
-            let process = self.start_ps(index);
-            self.ps.push(process);
-        }
+        (0..ps).for_each(|_| self.add_ps_as(&[]));
         (0..workers).for_each(|_| self.add_worker());
         self
     }
 
-    fn start_ps(&self, index: usize) -> Process {
-        let log = self.dir.path().join(format!("ps-{index}.log"));
-        let name = format!("ps-{index}");
-        let mut args = vec!["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
-        args.extend(self.devices.get(&index).into_iter().flat_map(|device| ["--device", device]));
-        let mut process = self.start_role(log, &args);
-        process.url();
-        process
-    }
-
     /// Adds a ps that keeps its partitions on a device, also after a restart.
     pub fn add_ps_on(&mut self, device: &str) {
-        let index = self.ps.len();
-        self.devices.insert(index, device.to_owned());
-        self.ps.push(self.start_ps(index));
+        self.add_ps_as(&["--device", device]);
+    }
+
+    fn add_ps_as(&mut self, arguments: &[&str]) {
+        let name = format!("ps-{}", self.ps.len());
+        let log = self.dir.path().join(format!("{name}.log"));
+        let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
+        let mut process = self.start_role(log, &[&args, arguments].concat());
+        process.url();
+        self.ps.push(process);
+    }
+
+    /// Starts a ps as it was started before.
+    fn start_ps(&mut self, index: usize) {
+        let mut process = Process::started(self.ps[index].start.clone());
+        process.url();
+        self.ps[index] = process;
     }
 
     fn start_role(&self, log: PathBuf, args: &[&str]) -> Process {
@@ -364,16 +383,16 @@ impl Cluster {
     /// Kills a ps, and starts one with its name at another port.
     pub fn restart_ps(&mut self, index: usize) {
         self.ps[index].signal("KILL");
-        self.ps[index] = self.start_ps(index);
+        self.start_ps(index);
     }
 
-    /// Waits until a ps has ended by itself. Starts it again, without one variable in the
-    /// environment of it and of all that start later. Returns how it ended, and its log.
+    /// Waits until a ps has ended by itself. Starts it again without one variable in its
+    /// environment. Returns how it ended, and its log.
     pub fn start_again(&mut self, index: usize, without: &str) -> (ExitStatus, String) {
         let ended = self.ps[index].child.wait().expect("a child");
         let log = self.ps[index].log();
-        self.environment.retain(|(name, _)| name != without);
-        self.ps[index] = self.start_ps(index);
+        self.ps[index].start.environment.retain(|(name, _)| name != without);
+        self.start_ps(index);
         (ended, log)
     }
 
@@ -383,28 +402,27 @@ impl Cluster {
         self.ps[index].signal("TERM");
         let left = self.ps[index].child.wait().expect("a child");
         assert!(left.success(), "{left:?}:\n{}", self.ps[index].log());
-        self.ps[index] = self.start_ps(index);
+        self.start_ps(index);
     }
 
-    /// Kills all processes, and starts them again: the master with its folder, the ps under their
-    /// names, and new workers.
+    /// Kills all processes, and starts them again as they were started: the master with its folder,
+    /// the ps and the workers under their names.
     pub fn restart_everything(&mut self) {
         self.restart_everything_after(|_| {});
     }
 
     /// Kills all processes, calls `meanwhile` with the cluster's folder, and starts them again.
     pub fn restart_everything_after(&mut self, meanwhile: impl FnOnce(&Path)) {
-        let (ps, workers) = (self.ps.len(), self.workers.len());
         for process in self.ps.iter().chain([&self.master]) {
             process.signal("KILL");
         }
         // Each worker is killed with its handle.
-        self.workers.clear();
+        let workers: Vec<Start> = self.workers.drain(..).map(|worker| worker.start.clone()).collect();
         let _ = self.master.child.wait();
         meanwhile(self.dir.path());
         self.start_master();
-        (0..ps).for_each(|index| self.ps[index] = self.start_ps(index));
-        (0..workers).for_each(|_| self.add_worker());
+        (0..self.ps.len()).for_each(|index| self.start_ps(index));
+        self.workers.extend(workers.into_iter().map(Process::started));
     }
 
     pub fn add_worker(&mut self) {
@@ -457,6 +475,18 @@ pub fn events(out: &Path, event: &str) -> Vec<serde_json::Value> {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("metrics.jsonl: {error} in {line:?}"))
     };
     whole.lines().map(parse).filter(|line| line["event"] == event).collect()
+}
+
+/// Returns how many whole lines of `metrics.jsonl` have this `event`; 0 without such a file. Tests
+/// ask again and again while they wait, so nothing is parsed.
+pub fn told(out: &Path, event: &str) -> usize {
+    let text = match fs::read_to_string(out.join("metrics.jsonl")) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return 0,
+        text => text.expect("metrics.jsonl can be read"),
+    };
+    let begin = format!("{{\"event\":\"{event}\",");
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    whole.lines().filter(|line| line.starts_with(&begin)).count()
 }
 
 /// Reads the model file of an output folder.

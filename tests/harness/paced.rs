@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use ebbflow::data::{Batch, Column};
-use ebbflow::model::{Evaluation, Gradients, Model, Registry};
+use ebbflow::model::{Allocator, Evaluation, Gradients, Model, Registry, TakeGradient};
 use ebbflow::tensor::{TensorSpec, Values};
 use serde::Deserialize;
 
@@ -79,6 +79,32 @@ fn now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970")
 }
 
+impl Paced {
+    /// Computes gradients, and sleeps away the rest of their time. What the network has handed over
+    /// by then is pushed meanwhile.
+    #[expect(clippy::disallowed_methods, reason = "the compute time is slept away")]
+    fn timed<T>(
+        &mut self,
+        key: u64,
+        compute: impl FnOnce(&mut dyn Model) -> ebbflow::Result<T>,
+    ) -> ebbflow::Result<T> {
+        let begin = now();
+        // Key 0 is the trial of the worker that describes the model.
+        self.computed += u32::from(key != 0);
+        if let Some(reason) = self.fault.clone().filter(|_| self.computed > BEFORE_FAULT) {
+            return Err(ebbflow::Error::Engine { what: "gradients".to_owned(), reason });
+        }
+        let gradients = compute(self.inner.as_mut())?;
+        std::thread::sleep((begin + self.takes).saturating_sub(now()));
+        if let Some(trace) = &mut self.trace {
+            let line = format!("{} {} {key}\n", begin.as_micros(), now().as_micros());
+            // One write: a process that is killed leaves whole lines.
+            trace.write_all(line.as_bytes()).expect("the trace can be written");
+        }
+        Ok(gradients)
+    }
+}
+
 impl Model for Paced {
     fn tensors(&self) -> Vec<TensorSpec> {
         self.inner.tensors()
@@ -92,22 +118,18 @@ impl Model for Paced {
         self.inner.load(weights)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "the compute time is slept away")]
     fn gradients(&mut self, batch: &Batch, key: u64) -> ebbflow::Result<Gradients> {
-        let begin = now();
-        // Key 0 is the trial of the worker that describes the model.
-        self.computed += u32::from(key != 0);
-        if let Some(reason) = self.fault.clone().filter(|_| self.computed > BEFORE_FAULT) {
-            return Err(ebbflow::Error::Engine { what: "gradients".to_owned(), reason });
-        }
-        let gradients = self.inner.gradients(batch, key)?;
-        std::thread::sleep((begin + self.takes).saturating_sub(now()));
-        if let Some(trace) = &mut self.trace {
-            let line = format!("{} {} {key}\n", begin.as_micros(), now().as_micros());
-            // One write: a process that is killed leaves whole lines.
-            trace.write_all(line.as_bytes()).expect("the trace can be written");
-        }
-        Ok(gradients)
+        self.timed(key, |inner| inner.gradients(batch, key))
+    }
+
+    fn gradients_as_made(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> ebbflow::Result<f32> {
+        self.timed(key, |inner| inner.gradients_as_made(batch, key, memory, take))
     }
 
     fn evaluate(&mut self, batch: &Batch) -> ebbflow::Result<Evaluation> {

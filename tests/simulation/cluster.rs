@@ -125,6 +125,7 @@ impl Cluster {
         let class = self.plan.class_of(number);
         let inline = worker::config::Inline {
             takes: Duration::from_millis(takes),
+            gradient_takes: Duration::from_millis(self.plan.gradient_ms),
             numerics: Some(Numerics { class: class.to_owned(), facts: "simulated".to_owned() }),
             hangs: self.hangs.get(name).cloned().unwrap_or_default(),
         };

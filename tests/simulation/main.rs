@@ -91,7 +91,7 @@ fn base() -> u64 {
 
 #[test]
 fn seeds_keep_both_promises() {
-    let (first, count) = (base(), number("EBB_SIM_SEEDS").unwrap_or(300));
+    let (first, count) = (base(), number("EBB_SIM_SEEDS").unwrap_or(100));
     println!(
         "seeds {first} to {}; these again: cargo xtask sim --seeds {count} --seed {first}",
         first + count - 1
@@ -106,7 +106,7 @@ fn seeds_keep_both_promises() {
 
 #[test]
 fn a_seed_does_the_same_in_the_same_order_again() {
-    let (first, count) = (base(), number("EBB_SIM_TWICE").unwrap_or(20));
+    let (first, count) = (base(), number("EBB_SIM_TWICE").unwrap_or(10));
     let mut outcomes = BTreeMap::new();
     let twice = (first..first + count).chain(first..first + count);
     let run = seeds::run(twice, |outcome| {

@@ -5,11 +5,13 @@
 //! numbers of times that each record was applied. `bits` is a chain of floating-point operations
 //! that depends on the order of every sum and on the weights from which each gradient was computed.
 //! `running` and `seen` are no parameters: a step makes them the mean and the maximum of the
-//! microbatches' reports, as in BatchNorm.
+//! microbatches' reports, as in BatchNorm. With a loss scale, half of the microbatches overflow as
+//! long as the scale is above 2^14.
 
 use ebbflow::data::Batch;
 use ebbflow::model::{Evaluation, Gradients, Model, Registry};
 use ebbflow::tensor::{TensorSpec, Values};
+use proto::loss_scale::LossScale;
 use serde::Deserialize;
 
 /// Values of the tensor `bits` in a small model.
@@ -17,6 +19,9 @@ pub(crate) const BITS: usize = 7;
 
 /// Values of the tensor `running`.
 pub(crate) const RUNNING: usize = 3;
+
+/// The largest loss scale with which no gradient overflows.
+const LARGEST: f32 = 16384.0;
 
 /// Numerics classes, each of which computes other last bits.
 pub(crate) const CLASSES: [&str; 2] = ["usual", "other"];
@@ -26,6 +31,8 @@ pub(crate) struct Oracle {
     bits: usize,
     /// Numerics class, which decides the last bits of the gradients.
     class: String,
+    /// Whether it has a loss scale.
+    scaled: bool,
     weights: Vec<Values>,
 }
 
@@ -36,6 +43,9 @@ struct Options {
     records: usize,
     #[serde(default = "few")]
     bits: usize,
+    /// Whether the model has a loss scale.
+    #[serde(default)]
+    scaled: bool,
 }
 
 const fn few() -> usize {
@@ -47,31 +57,45 @@ pub(crate) fn registry(class: &str) -> Registry {
     let class = class.to_owned();
     Registry::default().with("oracle", move |context| {
         let options: Options = context.options()?;
-        Ok(Box::new(Oracle::new(options.records, options.bits, &class)))
+        Ok(Box::new(Oracle::new(options.records, options.bits, options.scaled, &class)))
     })
 }
 
 impl Oracle {
-    pub(crate) fn new(records: usize, bits: usize, class: &str) -> Self {
-        Self { records, bits, class: class.to_owned(), weights: Vec::new() }
+    pub(crate) fn new(records: usize, bits: usize, scaled: bool, class: &str) -> Self {
+        Self { records, bits, class: class.to_owned(), scaled, weights: Vec::new() }
+    }
+
+    /// Returns the factor of the loss.
+    fn factor(&self) -> f32 {
+        let scale = self.weights.get(4).map(|values| match values {
+            Values::I64(elements) => LossScale::read(elements).and_then(LossScale::factor),
+            _ => None,
+        });
+        scale.map_or(1.0, |factor| factor.expect("a loss scale"))
     }
 }
 
 impl Model for Oracle {
     fn tensors(&self) -> Vec<TensorSpec> {
-        vec![
+        let mut tensors = vec![
             TensorSpec::parameter("counts", [self.records]),
             TensorSpec::parameter("bits", [self.bits]),
             TensorSpec::state("running", [RUNNING]),
             TensorSpec::counter("seen", [1]),
-        ]
+        ];
+        tensors.extend(self.scaled.then(LossScale::tensor));
+        tensors
     }
 
     fn initial(&mut self, seed: u64) -> ebbflow::Result<Vec<Values>> {
         let mut keyed = ebbflow::random::Keyed::new(seed, "init/bits", 0);
         let bits = (0..self.bits).map(|_| keyed.uniform(-1.0, 1.0)).collect();
         let (counts, running) = (vec![0.0; self.records], vec![0.0; RUNNING]);
-        Ok(vec![Values::F32(counts), Values::F32(bits), Values::F32(running), Values::I64(vec![0])])
+        let mut values =
+            vec![Values::F32(counts), Values::F32(bits), Values::F32(running), Values::I64(vec![0])];
+        values.extend(self.scaled.then(|| Values::I64(LossScale::FIRST.elements().to_vec())));
+        Ok(values)
     }
 
     fn load(&mut self, weights: &[Values]) -> ebbflow::Result<()> {
@@ -96,12 +120,15 @@ impl Model for Oracle {
                 *gradient += step * (few[j % BITS] + weight * 0.1);
             }
         }
+        if self.factor() > LARGEST && key.is_multiple_of(2) {
+            bits[0] = f32::INFINITY;
+        }
         let running = self.weights[2].as_f32().expect("floats").iter().zip(0..);
         let running = running
             .map(|(value, j)| 0.9 * value + 0.1 * (batch.records[0] as f32 + j as f32).sin())
             .collect();
         let Values::I64(seen) = &self.weights[3] else { panic!("a counter") };
-        let values = vec![
+        let mut values = vec![
             // One for each record, in a step of equal microbatches: the trainer multiplies by n,
             // the optimizer divides by the step's records.
             Values::F32(counts),
@@ -109,6 +136,7 @@ impl Model for Oracle {
             Values::F32(running),
             Values::I64(vec![seen[0] + 1]),
         ];
+        values.extend(self.weights.get(4).cloned());
         Ok(Gradients { loss: weights[0].abs(), values })
     }
 

@@ -54,6 +54,8 @@ pub(crate) struct Plan {
     pub(crate) clip_norm: Option<f64>,
     /// Whether some tensors have settings of their own.
     pub(crate) groups: bool,
+    /// Whether the model has a loss scale.
+    pub(crate) scaled: bool,
     /// Type of the exchange.
     pub(crate) dtype: &'static str,
     /// Whether a part of the records evaluates the model after each epoch.
@@ -90,6 +92,9 @@ pub(crate) struct Plan {
     pub(crate) compute_ms: u64,
     /// Time of one microbatch on `worker-0`, which may be slow.
     pub(crate) slow_compute_ms: u64,
+    /// Longest time between two gradients of a microbatch, which are pushed as they are made. 0:
+    /// all of them are made at once.
+    pub(crate) gradient_ms: u64,
     /// Longest delay of one message. Delays differ, so connections overtake each other.
     pub(crate) latency_ms: u64,
     /// Workers whose links to the ps are ten times as slow.
@@ -232,6 +237,10 @@ impl Plan {
             plan.clip_norm = plan.clip_norm.filter(|_| plan.optimizer != "lamb");
         }
         plan.groups = Dice(Keyed::new(seed, "groups", 0)).one_in(3);
+        // The weights of other runs are not compared with the serial loop.
+        plan.scaled = plan.is_canonical() && Dice(Keyed::new(seed, "scale", 0)).one_in(4);
+        let mut dice = Dice(Keyed::new(seed, "gradients", 0));
+        plan.gradient_ms = if dice.one_in(2) { 0 } else { dice.range(1, 40) };
         let mut plan = plan.with_faults_at_the_edges(seed).with_faults_of_members(seed);
         if plan.workers == 1 && plan.alone() > ALONE_MAX && !seed.is_multiple_of(50) {
             (plan.slow_compute_ms, plan.slow_links) = (plan.compute_ms, 0);
@@ -284,7 +293,7 @@ impl Plan {
             (self.large, self.ps, self.latency_ms, self.slow_links) = (true, 1, self.latency_ms.min(5), 0);
             (self.records, self.epochs) = (self.records.min(20), self.epochs.min(3));
             // Other tests compare norms of a tensor of several chunks.
-            self.clip_norm = None;
+            (self.clip_norm, self.scaled) = (None, false);
             self.optimizer = if self.optimizer == "lamb" { "adam" } else { self.optimizer };
         }
         if room {
@@ -346,6 +355,7 @@ impl Plan {
             optimizer: "sgd",
             clip_norm: None,
             groups: false,
+            scaled: false,
             dtype: "f32",
             evaluates: dice.one_in(3),
             evaluates_epochs: None,
@@ -362,6 +372,7 @@ impl Plan {
             ps_grace_secs: dice.range(5, 60),
             compute_ms,
             slow_compute_ms: if dice.one_in(3) { 8 * compute_ms } else { compute_ms },
+            gradient_ms: 0,
             latency_ms: dice.range(1, 40),
             slow_links: if dice.one_in(3) { 1 } else { 0 },
             clock_rate: if dice.one_in(2) { 1.0 } else { 0.8 + 0.01 * dice.range(0, 40) as f64 },
@@ -436,12 +447,13 @@ impl Plan {
         }
     }
 
-    /// Returns the time that the slowest worker would need alone. Each microbatch is computed, and
-    /// waits for a message to a ps and the answer. The sum is doubled, because some work may be
-    /// repeated.
+    /// Returns the time that the slowest worker would need alone. Each microbatch is computed, its
+    /// gradients are made, and it waits for a message to a ps and the answer. The sum is doubled,
+    /// because some work may be repeated.
     pub(crate) fn alone(&self) -> Duration {
         let microbatches = self.epochs * self.records.div_ceil(self.micro);
-        let compute_ms = self.slow_compute_ms.max(self.compute_ms);
+        // Five tensors and the end, with half of the longest pause before each.
+        let compute_ms = self.slow_compute_ms.max(self.compute_ms) + 3 * self.gradient_ms;
         let latency_ms = if self.slow_links > 0 { SLOW_LINK * self.latency_ms } else { self.latency_ms };
         Duration::from_millis(2 * microbatches * (compute_ms + 2 * latency_ms))
     }
@@ -453,7 +465,8 @@ impl Plan {
 
     /// Returns the bytes of the weights.
     pub(crate) const fn model_bytes(&self) -> u64 {
-        4 * (self.records + (self.bits() + model::RUNNING) as u64) + 8
+        let integers = if self.scaled { 3 } else { 1 };
+        4 * (self.records + (self.bits() + model::RUNNING) as u64) + 8 * integers
     }
 
     /// Returns the bytes of sums that a full ps accepts: the first nodes of the oldest step of each
@@ -479,9 +492,9 @@ impl Plan {
     }
 
     /// Returns whether the weights count how often a record was applied: no step is clipped, and
-    /// none goes through slots.
+    /// none goes through slots or overflows.
     pub(crate) fn counts(&self) -> bool {
-        self.optimizer == "sgd" && self.clip_norm.is_none_or(|norm| norm >= 1e9)
+        !self.scaled && self.optimizer == "sgd" && self.clip_norm.is_none_or(|norm| norm >= 1e9)
     }
 
     pub(crate) fn is_canonical(&self) -> bool {
@@ -526,7 +539,7 @@ impl Plan {
         });
         let selection = selection.unwrap_or_default();
         let Self { records, micro, microbatches_per_step, epochs, mode, workers, ps, .. } = self;
-        let Self { lease_secs, stall_secs, pull_attempts_max, dtype, optimizer, .. } = self;
+        let Self { lease_secs, stall_secs, pull_attempts_max, dtype, optimizer, scaled, .. } = self;
         let (bits, pull_secs) = (self.bits(), if self.large { 10 } else { 1 });
         let learning_rate = if self.optimizer == "sgd" { *microbatches_per_step as f64 } else { 0.01 };
         let checkpoint = self.saves.map(|Saves { every, count, keep }| {
@@ -548,7 +561,7 @@ epochs = {epochs}
 seed = {seed}
 [model]
 builtin = "oracle"
-options = {{ records = {records}, bits = {bits} }}
+options = {{ records = {records}, bits = {bits}, scaled = {scaled} }}
 loss = "mse"
 [data]
 format = "csv"

@@ -237,6 +237,7 @@ fn check(plan: &Plan, job: &JobSpec, folder: &Path, seen: &Seen) {
         assert_eq!(status.steps_done, numbers.steps(), "steps");
     }
     assert_eq!(status.steps, numbers.steps(), "steps");
+    checks::add("steps that overflowed", status.overflows);
 
     let tensors = safetensors::SafeTensors::deserialize(&seen.model).expect("a model file");
     let floats = |name: &str| -> Vec<f32> {

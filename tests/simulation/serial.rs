@@ -11,6 +11,7 @@ use ebbflow::spec::JobSpec;
 use ebbflow::tensor::{TensorRole, TensorSpec, Values};
 use kernels::{Optimizers, Update, Updates, cpu};
 use proto::ids::{ChunkId, MicrobatchId, Step};
+use proto::loss_scale::LossScale;
 use proto::placement::Layout;
 use proto::tree::Node;
 
@@ -22,7 +23,8 @@ use crate::plan::Plan;
 pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str) -> Vec<Vec<Values>> {
     let plan = spec.plan(data.len());
     let delay = spec.consistency.resolve().delay.expect("canonical modes have a delay") as u64;
-    let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), class);
+    let scaled = spec.model.options.get("scaled") == Some(&serde_json::Value::Bool(true));
+    let mut model = Oracle::new(plan_of.records as usize, plan_of.bits(), scaled, class);
     let optimizers =
         Optimizers::new(&spec.optimizer, &model.tensors(), plan.steps()).expect("a valid optimizer");
     let mut versions = vec![model.initial(spec.seed).expect("initial values")];
@@ -30,6 +32,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
         let slot = |slot| vec![optimizers.of(tensor).slot_initial(slot); values.len()];
         (0..optimizers.slots()).map(slot).collect()
     };
+    let mut overflows = 0;
     let mut slots: Vec<Vec<Vec<f32>>> = versions[0].iter().enumerate().map(slots).collect();
     for step in (0..plan.steps()).map(Step) {
         let mut weights = versions[step.get().saturating_sub(delay) as usize].clone();
@@ -58,7 +61,21 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
             continue;
         }
         let scale = 1.0 / samples.get() as f32;
-        let updates = with_norms(&model, &optimizers.prepare(step.get(), scale), current, &sum, &slots);
+        let updates = optimizers.prepare(step.get(), overflows, scale);
+        let overflowed = scaled && !floats(&sum[..2]).all(f32::is_finite);
+        let next_scale = |scale: &Values| {
+            let Values::I64(elements) = scale else { panic!("integers") };
+            let scale = LossScale::read(elements).expect("a loss scale").after(overflowed);
+            Values::I64(scale.elements().to_vec())
+        };
+        if overflowed {
+            overflows += 1;
+            let mut next = current.clone();
+            next[4] = next_scale(&next[4]);
+            versions.push(next);
+            continue;
+        }
+        let updates = with_norms(&model, &updates, current, &sum, &slots);
         let tensors = model.tensors();
         let next = (0..tensors.len()).map(|at| match tensors[at].role {
             TensorRole::Parameter => {
@@ -78,6 +95,7 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
                 next.merge(&sum[at]);
                 next
             }
+            TensorRole::LossScale => next_scale(&current[at]),
         });
         let next = next.collect();
         versions.push(next);
@@ -85,11 +103,18 @@ pub(crate) fn train(spec: &JobSpec, data: &Dataset, plan_of: &Plan, class: &str)
     versions
 }
 
+/// Returns the floats of tensors.
+fn floats(values: &[Values]) -> impl Iterator<Item = f32> {
+    values.iter().flat_map(|values| values.as_f32().expect("floats").iter().copied())
+}
+
 /// Returns what a microbatch without good records adds to its step.
 fn nothing(model: &Oracle, weights: &[Values]) -> Vec<Values> {
     let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
         TensorRole::Parameter => tensor.zeros(),
-        TensorRole::State | TensorRole::Counter | TensorRole::Register => values.clone(),
+        TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
+            values.clone()
+        }
     };
     model.tensors().iter().zip(weights).map(nothing).collect()
 }

@@ -52,6 +52,40 @@ fn bf16_gives_the_same_bits_with_any_fleet_and_nearly_the_losses_of_f32() {
     assert!(loss > 0.0 && loss.is_finite(), "{loss}");
 }
 
+/// What `tests/golden/loss_scale.py` trains with `torch.amp.GradScaler`.
+#[cfg(feature = "torch")]
+#[test]
+fn f16_overflows_where_pytorch_does_and_trains_on_with_its_losses_in_any_fleet() {
+    let folder = root().join("tests/golden");
+    let golden = std::fs::read_to_string(folder.join("loss_scale.json")).unwrap();
+    let golden: serde_json::Value = serde_json::from_str(&golden).unwrap();
+    let (job, dir) = (folder.join("loss_scale.toml"), tempfile::tempdir().unwrap());
+    let out = dir.path().join("out");
+    let [file, folder] = [&job, &out].map(|path| path.display().to_string());
+    succeed(["run", &file, "--device", "cpu", "--workers", "1", "--out", &folder]);
+    let losses: Vec<f64> =
+        events(&out, "train").iter().map(|event| event["loss"].as_f64().unwrap()).collect();
+    let expected: Vec<f64> =
+        golden["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect();
+    assert_eq!(losses.len(), expected.len());
+    for (step, (found, expected)) in losses.iter().zip(&expected).enumerate() {
+        assert!(
+            (found - expected).abs() < 2e-3 * expected.abs().max(0.1),
+            "step {step}: {found}, {expected}"
+        );
+    }
+    let overflows = golden["overflows"].as_array().unwrap().len();
+    assert_eq!(summary(&out)["overflows"], overflows);
+
+    let cluster = Cluster::start(2, 3);
+    let together = cluster.dir.path().join("out");
+    let output = cluster.submit(&job, &together, &[]);
+    assert!(output.status.success(), "{}", text(&output));
+    let steps = format!("{overflows} steps changed no weight, because the gradient overflowed");
+    assert!(text(&output).contains(&steps), "{}", text(&output));
+    assert_eq!(summary(&together)["model_sha256"], summary(&out)["model_sha256"]);
+}
+
 #[test]
 fn an_engine_without_these_types_says_which_networks_have_them() {
     let (job, out) = (root().join("examples/digits/job.toml"), tempfile::tempdir().unwrap());
@@ -65,5 +99,5 @@ fn an_engine_without_these_types_says_which_networks_have_them() {
         let expected = format!("model.{setting}: the pure engine computes `softmax` in f32; remove it");
         assert!(said.contains(&expected), "{said}");
     }
-    assert!(refuse("model.autocast=f16").contains("there is no loss scaling; use \"bf16\""));
+    assert!(refuse("model.autocast=f16").contains("model.autocast: the pure engine computes"));
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::harness::{self, ebb, events, fail, model, root, summary, text};
+use crate::harness::{self, ebb, fail, model, root, summary, text, told};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use tempfile::TempDir;
@@ -260,7 +260,7 @@ fn ctrl_c_leaves_cleanly_and_keeps_what_is_trained() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    until(|| out.join("metrics.jsonl").exists() && !events(&out, "train").is_empty());
+    until(|| told(&out, "train") > 0);
     let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
     assert!(killed.success());
     let output = child.wait_with_output().unwrap();

@@ -6,8 +6,8 @@
 //! as long.
 //!
 //! `cargo xtask test` runs one scenario of each mode. `cargo xtask soak --only chaos` runs all of
-//! {sync, pipelined} x {3, 5 workers} x {1, 2, 3 ps}, and longer. The bits are those of MNIST's
-//! script model where libtorch and the data exist, else of digits' MLP.
+//! {sync, pipelined} x {3, 5 workers} x {1, 2, 3 ps}, and longer. There the bits are those of
+//! MNIST's script model where libtorch and the data exist, else of digits' MLP.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use std::process::Stdio;
 
 use crate::harness::chaos::{Chaos, Fault};
 use crate::harness::oracle::Oracle;
-use crate::harness::{self, Cluster, Lacks, mnist, mnist_sets, model, root, skipped, summary, text};
+use crate::harness::{self, Cluster, Lacks, digits, mnist, mnist_sets, model, root, skipped, summary, text};
 
 /// One job under chaos.
 #[derive(Clone, Copy, Debug)]
@@ -48,8 +48,7 @@ impl Asked {
         if self.whole { all.collect() } else { vec![one] }
     }
 
-    /// Returns the epochs of a job. It lasts 10 to 20 s on two idle cores, and 30 to 60 s in the
-    /// whole matrix.
+    /// Returns the epochs of a job. It lasts 10 to 20 s, and 30 to 60 s in the whole matrix.
     const fn epochs(&self, short: u64) -> u64 {
         if self.whole { 3 * short } else { short }
     }
@@ -126,7 +125,15 @@ impl Scenario {
     }
 
     /// Trains without faults on one worker and one ps, and under chaos, and compares the bits.
-    fn has_bits_of_calm(&self, asked: &Asked, job: &Path, sets: &[String]) -> Met {
+    /// The job under chaos has further settings, which do not change its bits.
+    fn has_bits_of_calm(
+        &self,
+        asked: &Asked,
+        program: &Path,
+        job: &Path,
+        sets: &[String],
+        more: &[String],
+    ) -> Met {
         let calm = tempfile::tempdir().unwrap();
         let calm = calm.path().join("out");
         let mode = format!("consistency.mode={}", self.mode);
@@ -137,8 +144,7 @@ impl Scenario {
         assert!(output.status.success(), "{}", text(&output));
         let (bits, undisturbed) = (model(&calm), summary(&calm));
         println!("undisturbed: {undisturbed}");
-        let program = Path::new(env!("CARGO_BIN_EXE_ebb"));
-        let (chaos, out) = self.run(asked, program, job, sets);
+        let (chaos, out) = self.run(asked, program, job, &[sets, more].concat());
         let disturbed = summary(&out);
         assert!(model(&out) == bits, "{self:?}: other bits than the undisturbed run: {disturbed}");
         assert_eq!(disturbed["model_sha256"], undisturbed["model_sha256"]);
@@ -168,7 +174,7 @@ impl Scenario {
 /// one ps.
 fn same_bits(one: Scenario) {
     let asked = Asked::read();
-    let torch = cfg!(feature = "torch").then(mnist).flatten();
+    let torch = (asked.whole && cfg!(feature = "torch")).then(mnist).flatten();
     let instead = torch.is_none() && asked.whole;
     let say_instead = || {
         let what =
@@ -178,17 +184,20 @@ fn same_bits(one: Scenario) {
     if instead {
         say_instead();
     }
-    let (job, epochs, mut sets) = match torch {
-        Some(data) => (root().join("examples/mnist/job.toml"), asked.epochs(6), mnist_sets(&data)),
-        None => (root().join("examples/digits/job.toml"), asked.epochs(270), Vec::new()),
+    let example = |name: &str| root().join("examples").join(name).join("job.toml");
+    let paced = digits::PACED.map(str::to_owned).to_vec();
+    let (job, program, epochs, mut sets, pace) = match torch {
+        Some(data) => (example("mnist"), harness::ebb_path(), 6, mnist_sets(&data), Vec::new()),
+        None => (example("digits"), digits::program(), 50, Vec::new(), paced),
     };
+    let epochs = asked.epochs(epochs);
     if one.mode == "pipelined" {
         sets.push("consistency.delay=2".to_owned());
     }
     for scenario in asked.scenarios(one) {
         until_met(&asked, epochs, |epochs| {
             let sets = [&sets[..], &[format!("epochs={epochs}")]].concat();
-            vec![scenario.has_bits_of_calm(&asked, &job, &sets)]
+            vec![scenario.has_bits_of_calm(&asked, &program, &job, &sets, &pace)]
         });
     }
     // Repeated at the end of a long run, where people look.
@@ -210,15 +219,15 @@ fn killed_stopped_drained_and_added_workers_do_not_change_the_model_in_pipelined
 #[test]
 fn every_record_is_counted_once_an_epoch_in_all_modes() {
     let asked = Asked::read();
-    // 4 ms for each of 128 microbatches of an epoch: about 5 epochs a second with 3 workers.
+    // 10 ms for each of 128 microbatches of an epoch: about 2 epochs a second with 3 workers.
     let scenarios = [
         scenario("sync", 3, 1),
         scenario("pipelined", 5, 2),
         scenario("bounded", 3, 3),
         scenario("async", 5, 1),
     ];
-    until_met(&asked, asked.epochs(50), |epochs| {
-        let oracle = Oracle::new(epochs, Some(4));
+    until_met(&asked, asked.epochs(20), |epochs| {
+        let oracle = Oracle::new(epochs, Some(10));
         let counted = |scenario: &Scenario| {
             let (chaos, out) = scenario.run(&asked, &harness::example("oracle"), &oracle.job(), &[]);
             oracle.check(&out, &format!("{scenario:?}"));

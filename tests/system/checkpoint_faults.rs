@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::harness::machine::until;
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::{Cluster, ebb, events, fail, model, root, succeed, text};
+use crate::harness::{Cluster, digits, ebb, events, fail, model, root, succeed, text, told};
 use proto::checkpoint::PROBE;
 use tempfile::TempDir;
 
@@ -243,18 +243,19 @@ fn when_no_checkpoint_is_intact_a_run_says_why_and_leaves_them_alone() {
 
 #[test]
 fn a_running_job_that_must_go_back_takes_the_newest_checkpoint_that_is_intact() {
-    let mut cluster = Cluster::start(2, 1);
+    let mut cluster = Cluster::of(&digits::program(), 2, 1);
     let (out, url) = (cluster.dir.path().join("out"), cluster.dir.path().join("checkpoints"));
     // Much longer than the test needs to kill two processes.
-    let sets = sets(&url, 100, 20);
+    let sets = sets(&url, 15, 20);
     let calm = cluster.dir.path().join("calm");
-    let mut undisturbed = ebb(["run", "--workers", "1", "--ps", "2", "--set", "epochs=100", "--out"]);
+    let mut undisturbed = ebb(["run", "--workers", "1", "--ps", "2", "--set", "epochs=15", "--out"]);
     let undisturbed = undisturbed.arg(&calm).arg(root().join("examples/digits/job.toml")).output().unwrap();
     assert!(undisturbed.status.success(), "{}", text(&undisturbed));
     let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
-    let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), &out, &sets);
+    let arguments = [&sets[..], &digits::arguments(&[])].concat();
+    let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), &out, &arguments);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    while !out.join("metrics.jsonl").exists() || events(&out, "checkpoint").len() < 2 {
+    while told(&out, "checkpoint") < 2 {
         assert!(child.try_wait().unwrap().is_none(), "the job ended before its second checkpoint");
         std::thread::park_timeout(Duration::from_millis(5));
     }

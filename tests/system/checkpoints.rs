@@ -211,7 +211,7 @@ fn a_checkpoint_of_a_job_that_trains_is_exported_by_its_url_and_through_the_mast
     let mut submission = cluster.submission(&job, &out, &sets);
     let mut child =
         submission.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();
-    while !out.join("metrics.jsonl").exists() || events(&out, "checkpoint").is_empty() {
+    while crate::harness::told(&out, "checkpoint") == 0 {
         assert!(child.try_wait().unwrap().is_none(), "the job ended");
         std::thread::park_timeout(std::time::Duration::from_millis(5));
     }

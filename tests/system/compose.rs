@@ -20,15 +20,14 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::harness::machine::{Reserved, answers, docker_compose, until};
-use crate::harness::{self, Lacks, ebb, ebb_path, events, model, root, skipped, summary, text};
+use crate::harness::{self, Lacks, digits, ebb, model, root, skipped, summary, text, told};
 use ebbflow::random::Keyed;
 
 /// Settings of all runs.
 const SETTINGS: [&str; 4] = ["--set", "consistency.mode=pipelined", "--set", "fleet.workers.max=8"];
 
-/// Time of an undisturbed job, and the range of its epochs.
-const UNDISTURBED_SECS: f64 = 75.0;
-const EPOCHS: (f64, f64) = (60.0, 6000.0);
+/// Epochs of the first job. With the four workers and their pace it takes a minute or more.
+const EPOCHS: u32 = 80;
 
 /// Settings for checkpoints on the volume that master and ps share, so that the loss of a ps costs
 /// little.
@@ -94,7 +93,7 @@ impl Compose {
     fn build(&self, base: &str) {
         for target in ["control", "worker"] {
             let mut command = Command::new(root().join("deploy/docker/build.sh"));
-            command.arg(target).arg(ebb_path());
+            command.arg(target).arg(digits::program());
             let output = command.env("BASE", base).env("TAG", self.image(target)).output().unwrap();
             assert!(output.status.success(), "{target}: {}", text(&output));
             eprint!("{}", String::from_utf8_lossy(&output.stdout));
@@ -298,21 +297,14 @@ fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
     };
     sweep();
     let folder = tempfile::tempdir().unwrap();
-    let at = |name: &str| folder.path().join(name);
     let cluster = Compose::new();
     cluster.build(&base);
     cluster.up(4);
 
-    // A machine's speed decides how many epochs the faults need.
-    let pace = [&SETTINGS[..], &["--set", "epochs=30", "--set", "name=pace"]].concat();
-    let paced = cluster.submit(&at("paced"), &pace).output().unwrap();
-    assert!(paced.status.success(), "{}", text(&paced));
-    let seconds = summary(&at("paced"))["wall_seconds"].as_f64().unwrap();
-    let mut epochs = (30.0 * UNDISTURBED_SECS / seconds).clamp(EPOCHS.0, EPOCHS.1).round();
-    eprintln!("30 epochs took {seconds:.1} s; the job has {epochs}");
-    // The machine may have been slow during the measurement.
+    let mut epochs = EPOCHS;
+    // A slow machine needs longer for the faults.
     while !keeps_its_bits(&cluster, folder.path(), epochs) {
-        epochs *= 2.0;
+        epochs *= 2;
         eprintln!("the job ended before all faults; the next one has {epochs} epochs");
     }
 
@@ -322,7 +314,7 @@ fn containers_that_die_pause_or_lose_their_network_do_not_change_the_model() {
 
 /// Trains while everything in [`FAULTS`] happens, and compares with an undisturbed run. Returns
 /// false if the job ended before.
-fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
+fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: u32) -> bool {
     let at = |what: &str| folder.join(format!("{what}-{epochs}"));
     let (name, epochs) = (format!("name=digits-{epochs}"), format!("epochs={epochs}"));
     let settings = [&SETTINGS[..], &["--set", &name, "--set", &epochs]].concat();
@@ -331,7 +323,8 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     let out = at("out");
     let said = fs::File::create(at("said")).unwrap();
     let mut submission = cluster.submit(&out, &settings);
-    let mut submission = submission.args(CHECKPOINTS).stdout(Stdio::null()).stderr(said).spawn().unwrap();
+    let mut submission =
+        submission.args(digits::SLOW).args(CHECKPOINTS).stdout(Stdio::null()).stderr(said).spawn().unwrap();
     // Runs at the same time, in one process and with one worker.
     let mut calm = ebb(["run", "--workers", "1", "--ps", "1", "--device", "cpu", "--out"]);
     let calm = calm.arg(at("calm")).args(&settings).arg(job());
@@ -341,9 +334,9 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: f64) -> bool {
     let mut done = BTreeSet::new();
     for fault in faults {
         // Some steps were trained since the last fault.
-        let told = || if out.join("metrics.jsonl").exists() { events(&out, "train").len() } else { 0 };
-        let (before, since) = (told(), Instant::now());
-        while told() <= before && since.elapsed() < PATIENCE && submission.try_wait().unwrap().is_none() {
+        let steps = || told(&out, "train");
+        let (before, since) = (steps(), Instant::now());
+        while steps() <= before && since.elapsed() < PATIENCE && submission.try_wait().unwrap().is_none() {
             std::thread::park_timeout(Duration::from_millis(50));
         }
         if submission.try_wait().unwrap().is_some_and(|status| status.success()) {

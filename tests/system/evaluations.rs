@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{self, Cluster, events, root, succeed, summary, text};
+use crate::harness::{self, Cluster, digits, events, root, succeed, summary, text, told};
 
 /// Steps in an epoch of the example.
 const EPOCH: u64 = 23;
@@ -36,14 +36,14 @@ const KILLED_WORKER: fn(&mut Cluster) = |cluster| cluster.workers[0].signal("KIL
 const LOST_PS: fn(&mut Cluster) = |cluster| cluster.restart_ps(1);
 const RESTARTED_MASTER: fn(&mut Cluster) = Cluster::restart_master;
 
-/// Trains on a cluster with two ps. Returns the folder of the results.
+/// Trains on a cluster of `digits::program` with two ps. Returns the folder of the results.
 fn together(cluster: &mut Cluster, sets: &[&str], blows: &[Blow]) -> PathBuf {
     let out = cluster.dir.path().join("together");
-    let sets = arguments(&[sets, &["fleet.ps=2"]].concat());
+    let sets = digits::arguments(&[sets, &["fleet.ps=2"]].concat());
     let mut submission = cluster.submission(&job(), &out, &sets);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     for (before, blow) in blows {
-        while !out.join("metrics.jsonl").exists() || events(&out, "eval").len() < *before {
+        while told(&out, "eval") < *before {
             assert!(child.try_wait().unwrap().is_none(), "it ended before it told {before} evaluations");
             std::thread::park_timeout(Duration::from_millis(5));
         }
@@ -92,12 +92,12 @@ fn evaluations_have_the_same_numbers_for_any_fleet_and_after_losses() {
     let named = format!("validation_sets = {{ dev = {}, test = {} }}", files(1472, 1600), files(1600, 1797));
     let times = ["evaluation.every_epochs=4", "evaluation.every_steps=10"];
     let data = data(&named);
-    let sets = [&times[..], &["epochs=60", "evaluation.worst=20", &data]].concat();
+    let sets = [&times[..], &["epochs=20", "evaluation.worst=20", &data]].concat();
     let calm = alone(&dir.path().join("out"), &sets, &[]);
     let due = |step: &u64| step.is_multiple_of(10) || step.is_multiple_of(4 * EPOCH);
-    let due: Vec<_> = (1..=60 * EPOCH).filter(due).collect();
+    let due: Vec<_> = (1..=20 * EPOCH).filter(due).collect();
     assert_eq!((steps(&calm, &"dev".into()), steps(&calm, &"test".into())), (due.clone(), due));
-    let mut cluster = Cluster::start(2, 3);
+    let mut cluster = Cluster::of(&digits::program(), 2, 3);
     let out = together(&mut cluster, &sets, &[(4, KILLED_WORKER), (8, RESTARTED_MASTER), (16, LOST_PS)]);
     assert!(!events(&out, "rewind").is_empty(), "nothing was lost");
     assert!(evaluations(&out) == evaluations(&calm), "other numbers than an undisturbed run");
@@ -141,7 +141,7 @@ fn each_validation_set_has_the_numbers_that_it_has_alone() {
 fn a_job_stops_early_at_the_same_version_with_the_same_model_for_any_fleet_and_after_losses() {
     let dir = tempfile::tempdir().unwrap();
     let saves = format!("checkpoint.url={}", dir.path().join("saved").display());
-    let early = "early_stopping={ metric = \"loss\", patience = 200 }";
+    let early = "early_stopping={ metric = \"loss\", patience = 60 }";
     for (mode, saves) in [
         ("sync", None),
         ("pipelined", Some([saves.as_str(), "checkpoint.every_steps=20", "checkpoint.keep=1"])),
@@ -164,9 +164,9 @@ fn a_job_stops_early_at_the_same_version_with_the_same_model_for_any_fleet_and_a
         assert_eq!(summary(&measured)["final"], summary(&calm)["final"]);
         assert!(worst(&measured) == worst(&calm), "other worst records than those of the best version");
 
-        let mut cluster = Cluster::start(2, 3);
+        let mut cluster = Cluster::of(&digits::program(), 2, 3);
         let sets = [&sets[..], saves.as_ref().map_or(&[][..], |saves| &saves[..])].concat();
-        let blows = [(6, KILLED_WORKER), (12, RESTARTED_MASTER), (24, LOST_PS), (48, RESTARTED_MASTER)];
+        let blows = [(3, KILLED_WORKER), (6, RESTARTED_MASTER), (12, LOST_PS), (24, RESTARTED_MASTER)];
         let out = together(&mut cluster, &sets, &blows);
         assert!(!events(&out, "rewind").is_empty(), "nothing was lost");
         assert_eq!(summary(&out)["best"], best);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::harness::etcd::Etcd;
 use crate::harness::machine::until;
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::{self, Cluster, ebb, events, fail, metric, root, succeed, text};
+use crate::harness::{Cluster, digits, ebb, events, fail, metric, root, succeed, text, told};
 
 /// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Setting for metrics at any free port of this machine.
 const METRICS: (&str, &str) = ("EBB_METRICS", "127.0.0.1:0");
 
-/// Settings of a job that outlasts the test.
-const SETS: [&str; 4] = ["--set", "epochs=100000", "--set", "batch.micro=8"];
+/// Settings of a job that outlasts the test: 12 minutes.
+const SETS: [&str; 2] = ["epochs=400", "batch.micro=8"];
 
 /// Returns the steps of the job that all ps have applied, as the master knows.
 fn steps(url: &str) -> u64 {
@@ -32,17 +32,13 @@ fn is_ready(url: &str) -> bool {
     ebb(["health", url, "--ready", "--timeout", "60s"]).output().unwrap().status.success()
 }
 
-/// Returns the number of steps in the user's events, which are durable.
-fn told(out: &Path) -> usize {
-    if out.join("metrics.jsonl").exists() { events(out, "train").len() } else { 0 }
-}
-
 /// Submits a job, and returns the user's command that follows it.
 fn submitted(cluster: &Cluster, out: &Path) -> Child {
-    let mut submission = cluster.submission(&root().join("examples/digits/job.toml"), out, &SETS);
+    let mut submission =
+        cluster.submission(&root().join("examples/digits/job.toml"), out, &digits::arguments(&SETS));
     submission.args(["--master-timeout", "5m"]);
     let child = submission.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    until("the job trains", PATIENCE, || told(out) > 20);
+    until("the job trains", PATIENCE, || told(out, "train") > 20);
     child
 }
 
@@ -75,8 +71,8 @@ fn goes_on_without_a_journal(cluster: &Cluster, metrics: &str, words: &str, keep
 fn is_forgotten(cluster: &Cluster, metrics: &str, out: &Path) {
     until("the master is ready", PATIENCE, || is_ready(&cluster.url));
     assert!(metric(metrics, "ebb_master_journal_overdue_seconds") < 5.0);
-    let before = told(out);
-    until("the user hears of more steps", PATIENCE, || told(out) > before + 20);
+    let before = told(out, "train");
+    until("the user hears of more steps", PATIENCE, || told(out, "train") > before + 20);
 }
 
 /// Checks that the steps in the user's events are complete and in order, over all faults.
@@ -92,7 +88,7 @@ fn ended(cluster: &Cluster, mut child: Child, out: &Path) {
 #[test]
 fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_is_room() {
     let Some(mut disk) = Tmpfs::mount("8m") else { return };
-    let (program, data) = (harness::ebb_path(), disk.path().join("data"));
+    let (program, data) = (digits::program(), disk.path().join("data"));
     let mut cluster = Cluster::with_data(&program, Some(&data), 2, 1, &[METRICS]);
     let (metrics, out) = (cluster.master.metrics_url(), cluster.dir.path().join("out"));
     let child = submitted(&cluster, &out);
@@ -102,8 +98,8 @@ fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_i
     is_forgotten(&cluster, &metrics, &out);
     // The next start has what was written after that.
     cluster.restart_master();
-    let before = told(&out);
-    until("the next start goes on", PATIENCE, || told(&out) > before + 20);
+    let before = told(&out, "train");
+    until("the next start goes on", PATIENCE, || told(&out, "train") > before + 20);
     ended(&cluster, child, &out);
 }
 
@@ -111,7 +107,7 @@ fn a_full_disk_under_the_journal_stops_no_training_and_is_forgotten_when_there_i
 fn an_etcd_without_room_stops_no_training_and_is_forgotten_when_it_has_some() {
     let quota = 16 << 20;
     let Some(etcd) = Etcd::start_with(&["--quota-backend-bytes", &quota.to_string()]) else { return };
-    let mut cluster = Cluster::elected_with(&etcd, "30s", 2, 1, &[METRICS]);
+    let mut cluster = Cluster::elected(&digits::program(), &etcd, "30s", 2, 1, &[METRICS]);
     let metrics = cluster.master.metrics_url();
     cluster.url = cluster.url.split(',').next().unwrap().to_owned();
     let out = cluster.dir.path().join("out");

@@ -6,13 +6,13 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use crate::harness::{Cluster, ebb, events, model, root, summary, text};
+use crate::harness::{Cluster, digits, ebb, events, model, program, root, summary, text, told};
 
 /// Steps in the user's events before a process is told to leave.
 const BEFORE: usize = 60;
 
 /// Epochs of a job. Where the job ends before its processes leave, the next number is tried.
-const EPOCHS: [u32; 4] = [60, 120, 240, 480];
+const EPOCHS: [u32; 4] = [15, 30, 60, 120];
 
 /// Returns the settings of a job whose steps never trigger a checkpoint, so that each one was saved
 /// on request.
@@ -20,7 +20,10 @@ fn sets(folder: &Path, mode: &str, epochs: u32) -> Vec<String> {
     let url = format!("checkpoint.url={}", folder.join("checkpoints").display());
     let sets =
         [format!("epochs={epochs}"), mode.to_owned(), url, "checkpoint.every_steps=1000000".to_owned()];
-    sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
+    sets.into_iter()
+        .chain(digits::PACED.map(str::to_owned))
+        .flat_map(|set| ["--set".to_owned(), set])
+        .collect()
 }
 
 fn undisturbed(mode: &str, epochs: u32) -> Vec<u8> {
@@ -39,9 +42,9 @@ fn undisturbed(mode: &str, epochs: u32) -> Vec<u8> {
 /// Waits until the events have more steps than before. Returns whether they came before the end of
 /// the job.
 fn train(child: &mut Child, out: &Path) -> bool {
-    let told = || if out.join("metrics.jsonl").exists() { events(out, "train").len() } else { 0 };
-    let before = told();
-    while told() < before + BEFORE {
+    let steps = || told(out, "train");
+    let before = steps();
+    while steps() < before + BEFORE {
         if let Some(status) = child.try_wait().unwrap() {
             assert!(status.success(), "{status} before it told {BEFORE} steps more");
             return false;
@@ -60,7 +63,7 @@ fn assert_no_step_twice(out: &Path) {
 /// Runs a job whose two ps leave one after the other. Returns whether it still trained when they
 /// left.
 fn two_ps_leave(mode: &str, epochs: u32) -> bool {
-    let mut cluster = Cluster::start(2, 2);
+    let mut cluster = Cluster::of(&digits::program(), 2, 2);
     let out = cluster.dir.path().join("out");
     let sets = sets(cluster.dir.path(), mode, epochs);
     let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
@@ -115,7 +118,7 @@ fn a_run_leaves(epochs: u32) -> bool {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let run = |more: &[&str]| {
-        let mut command = ebb(["run", "--workers", "2", "--ps", "2", "--out"]);
+        let mut command = program(&digits::program(), ["run", "--workers", "2", "--ps", "2", "--out"]);
         command.arg(&out).args(sets(folder.path(), mode, epochs)).args(more).arg(&job);
         command
     };

@@ -37,6 +37,7 @@ mod numerics;
 mod observed;
 #[cfg(feature = "cuda")]
 mod on_device;
+mod overlap;
 mod predict;
 mod ps_loss;
 mod restore;

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::harness::slow_disk::SlowDisk;
-use crate::harness::{Cluster, ebb, events, model, root, succeed, summary, text};
+use crate::harness::{Cluster, digits, ebb, events, model, root, succeed, summary, text, told};
 
 /// Steps in the user's events before each kill of the master.
 const BETWEEN: usize = 40;
@@ -17,17 +17,18 @@ fn a_master_that_dies_rewinds_nothing_and_does_not_change_the_model() {
     for mode in ["consistency.mode=sync", "consistency.mode=pipelined"] {
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
-        let sets = ["--set", "epochs=100", "--set", mode];
+        let sets = ["epochs=10", mode];
         let args = ["run", "--workers", "1", "--ps", "1", "--out"];
-        let output = ebb(args).arg(&calm_out).args(sets).arg(&job).output().unwrap();
+        let output =
+            ebb(args).arg(&calm_out).args(["--set", sets[0], "--set", mode]).arg(&job).output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
 
-        let mut cluster = Cluster::start(2, 2);
+        let mut cluster = Cluster::of(&digits::program(), 2, 2);
         let out = cluster.dir.path().join("out");
-        let mut submission = cluster.submission(&job, &out, &sets);
+        let mut submission = cluster.submission(&job, &out, &digits::arguments(&sets));
         let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         for kill in 1..=2 {
-            while !out.join("metrics.jsonl").exists() || events(&out, "train").len() < kill * BETWEEN {
+            while told(&out, "train") < kill * BETWEEN {
                 assert!(child.try_wait().unwrap().is_none(), "{mode}: the job ended before kill {kill}");
                 std::thread::park_timeout(Duration::from_millis(5));
             }
@@ -36,9 +37,9 @@ fn a_master_that_dies_rewinds_nothing_and_does_not_change_the_model() {
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
         assert!(model(&out) == model(&calm_out), "{mode}: other bits than an undisturbed run");
-        let told: Vec<u64> =
+        let steps: Vec<u64> =
             events(&out, "train").iter().map(|event| event["step"].as_u64().unwrap()).collect();
-        assert!(told.is_sorted_by(|one, next| one < next), "{mode}: steps were trained again: {told:?}");
+        assert!(steps.is_sorted_by(|one, next| one < next), "{mode}: steps were trained again: {steps:?}");
         assert_eq!(summary(&out)["samples_applied"], summary(&calm_out)["samples_applied"]);
 
         // A job that ended is still known after another restart.
@@ -56,10 +57,10 @@ const STOPPED: Duration = Duration::from_secs(8);
 
 #[test]
 fn a_master_that_stood_still_listens_before_it_declares_anybody_dead() {
-    let mut cluster = Cluster::start(2, 2);
+    let mut cluster = Cluster::of(&digits::program(), 2, 2);
     let out = cluster.dir.path().join("out");
     let job = root().join("examples/digits/job.toml");
-    let mut submission = cluster.submission(&job, &out, &["--set", "epochs=100000"]);
+    let mut submission = cluster.submission(&job, &out, &digits::arguments(&["epochs=80"]));
     let mut child = submission.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let mut until = |what: &str, is_so: &mut dyn FnMut() -> bool| {
         while !is_so() {
@@ -67,15 +68,14 @@ fn a_master_that_stood_still_listens_before_it_declares_anybody_dead() {
             std::thread::park_timeout(Duration::from_millis(5));
         }
     };
-    until("it is told", &mut || out.join("metrics.jsonl").exists());
-    until("it trains", &mut || events(&out, "train").len() >= BETWEEN);
-    let before = events(&out, "train").len();
+    until("it trains", &mut || told(&out, "train") >= BETWEEN);
+    let before = told(&out, "train");
     cluster.master.signal("STOP");
     // A fixed wait, not one for a state: the master stands still this long.
     let (_sender, never) = std::sync::mpsc::channel::<()>();
     assert!(never.recv_timeout(STOPPED).is_err());
     cluster.master.signal("CONT");
-    until("it goes on", &mut || events(&out, "train").len() >= before + 10 * BETWEEN);
+    until("it goes on", &mut || told(&out, "train") >= before + 4 * BETWEEN);
     let status = succeed(["status", "1", "--json", "--master", &cluster.url]);
     succeed(["cancel", "1", "--force", "--master", &cluster.url]);
     let _ = child.wait();

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::harness::{Cluster, ebb, model, root, succeed, summary, text};
+use crate::harness::{Cluster, digits, ebb, model, root, succeed, summary, text};
 use serde_json::Value;
 
 /// A network on libtorch that every machine trains in a second.
@@ -89,12 +89,13 @@ fn workers_with_other_instructions_or_threads_stand_by_and_the_bits_are_right() 
 
 #[test]
 fn a_job_whose_class_is_gone_waits_and_goes_on_in_another_when_a_user_says_so() {
-    let mut cluster = Cluster::start(2, 0);
+    let mut cluster = Cluster::of(&digits::program(), 2, 0);
     join(&mut cluster, &[], &[]);
     join(&mut cluster, &[], &[("MKL_CBWR", "COMPATIBLE")]);
     let (out, checkpoints) = (cluster.dir.path().join("out"), cluster.dir.path().join("ck"));
     let place = format!("checkpoint.url={}", checkpoints.display());
-    let settings = sets(&["epochs=60", &place, "checkpoint.every_steps=20"]);
+    let pace = r#"model.options={ of = "mlp", millis = 10, engine = "torch", hidden = [64] }"#;
+    let settings = sets(&["epochs=15", &place, "checkpoint.every_steps=20", "model.builtin=paced", pace]);
     let mut following = cluster.submission(&job(), &out, &[]).args(settings).spawn().unwrap();
     let running = wait_for(&cluster, |status| status["checkpoint"].as_u64() >= Some(20));
     assert_eq!((&running["workers"], &running["workers_standby"]), (&1.into(), &1.into()));

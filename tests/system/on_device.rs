@@ -3,6 +3,12 @@
 //! the library path of these processes leads to it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod checkpoints;
+mod crashes;
+mod same_bits;
+mod uuids;
+mod waits;
+
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -12,7 +18,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::harness::skip::{Lacks, skipped};
-use crate::harness::{self, Cluster, events, model, root, summary, text};
+use crate::harness::{self, Cluster, model, root, summary, text, told};
+use crate::images;
 use crate::observed::numbers;
 
 #[allow(dead_code, unreachable_pub, reason = "shared with the tests of the kernels")]
@@ -23,7 +30,7 @@ mod library;
 const DEVICE_LOST: i32 = 3;
 
 /// Steps in the user's events before a ps is killed.
-const BEFORE: usize = 60;
+const BEFORE: usize = 30;
 
 /// The folder of the driver.
 struct Driver(TempDir);
@@ -33,6 +40,26 @@ impl Driver {
         let folder = tempfile::tempdir().unwrap();
         library::build("driver.cpp", kernels::cuda::SOURCE, folder.path(), "libcuda.so");
         Self(folder)
+    }
+
+    /// Returns a driver for processes that use a device. `None`: this machine has no NVRTC; what
+    /// `nobody` says was not tested.
+    fn of_any(nobody: &str) -> Option<Self> {
+        if nvrtc().is_none() {
+            skipped(Lacks::Package, &format!("no NVRTC: {nobody}"));
+            return None;
+        }
+        Some(Self::new())
+    }
+
+    /// Returns a driver for what only the driver of the tests does. `None`: this machine has no
+    /// NVRTC, or uses its own driver.
+    fn of_tests(nobody: &str) -> Option<Self> {
+        if is_real() {
+            skipped_on_a_device();
+            return None;
+        }
+        Self::of_any(nobody)
     }
 
     /// Builds NVML beside the driver.
@@ -166,10 +193,7 @@ fn a_run_without_a_device_uses_the_cpu_and_says_so_once() {
 #[test]
 #[cfg(not(feature = "torch"))]
 fn a_run_whose_engine_is_not_made_for_devices_leaves_them_alone_and_says_so_once() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no engine could use a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no engine could use a device") else { return };
     let out = tempfile::tempdir().unwrap();
     let run = |name: &str, arguments: &[&str]| {
         let mut run = harness::ebb(["run", "--set", "epochs=1", "--out"]);
@@ -336,13 +360,8 @@ fn says(file: &Path, values: &str) {
 
 #[test]
 fn a_ps_shows_how_its_device_is_and_that_it_is_throttled_or_fails() {
-    if is_real() {
-        return skipped_on_a_device();
-    }
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
-    let driver = Driver::new().with_nvml();
+    let Some(driver) = Driver::of_tests("no ps used a device") else { return };
+    let driver = driver.with_nvml();
     let (path, values) = (driver.path(), driver.0.path().join("values"));
     let good = "busy 87\nmemory_total 100\nmemory_used 40\ntemperature 64\nthrottle 4\necc_uncorrected 0\n";
     says(&values, good);
@@ -396,16 +415,10 @@ fn a_ps_shows_how_a_real_device_is() {
 
 #[test]
 fn a_ps_without_nvml_says_so_once_and_goes_on() {
-    if is_real() {
-        return skipped_on_a_device();
-    }
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
+    let Some(driver) = Driver::of_tests("no ps used a device") else { return };
     if has_driver() {
         return skipped(Lacks::Machine, "a CUDA driver is here: the absence of NVML was not tested");
     }
-    let driver = Driver::new();
     let path = driver.path();
     let environment = [
         ("LD_LIBRARY_PATH", path.as_str()),
@@ -423,17 +436,14 @@ fn a_ps_without_nvml_says_so_once_and_goes_on() {
 
 #[test]
 fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_one_dies() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no ps used a device") else { return };
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
     for (mode, wire, seed) in [("sync", "f32", "1"), ("pipelined", "bf16", "2")] {
         // Streams of the driver run in other orders.
         let environment = [("LD_LIBRARY_PATH", path.as_str()), ("EBB_TEST_SEED", seed)];
         let sets =
-            ["epochs=40".to_owned(), format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
+            ["epochs=10".to_owned(), format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
@@ -461,13 +471,7 @@ fn a_model_has_the_same_bits_with_ps_on_devices_on_the_host_and_mixed_also_when_
 
 #[test]
 fn a_ps_whose_device_is_lost_says_so_and_ends_with_its_own_code_and_the_job_goes_on() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
-    if is_real() {
-        return skipped_on_a_device();
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_tests("no ps used a device") else { return };
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
     let sets = ["--set", "epochs=5", "--set", "fleet.ps=1"];
@@ -508,14 +512,21 @@ fn trained_alone(job: &Path, out: &Path, sets: &[&str]) -> serde_json::Value {
 fn submit(cluster: &mut Cluster, job: &Path, out: &Path, sets: &[&str], disturb: impl FnOnce(&mut Cluster)) {
     let mut submission = cluster.submission(job, out, sets);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    while !out.join("metrics.jsonl").exists() || events(out, "train").len() < BEFORE {
-        assert!(child.try_wait().unwrap().is_none(), "the job ended before it told {BEFORE} steps");
+    loop {
+        let has_ended = child.try_wait().unwrap().is_some();
+        if told(out, "train") >= BEFORE {
+            break;
+        }
+        assert!(!has_ended, "the job ended before it told {BEFORE} steps");
         std::thread::park_timeout(Duration::from_millis(5));
     }
     disturb(cluster);
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
 }
+
+/// Two devices with access to each other's memory.
+const PEERS: &[(&str, &str)] = &[("EBB_TEST_DEVICES", "2"), ("EBB_TEST_PEERS", "1")];
 
 /// Memory in which gradients and weights travel between processes, and what is in the way.
 #[derive(Clone, Copy, Debug)]
@@ -608,7 +619,7 @@ fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str
             eprintln!("{way:?}: on the device and on the host {ps:?}, weights {pulled:?}\n{logs}");
             continue;
         }
-        let on_device = way.ps == "cuda:0" && way.worker != "cpu" && way.refused.is_none();
+        let on_device = way.ps != "cpu" && way.worker != "cpu" && way.refused.is_none();
         assert_eq!([ps[0], pulled[0]].map(|bytes| bytes > 0.0), [on_device; 2], "{way:?}: {ps:?} {pulled:?}");
         let said = "gradients and weights go to and from a ps of this host through memory of the host";
         let logs = cluster.workers.iter().map(harness::Process::log);
@@ -623,10 +634,7 @@ fn every_way_gives_the_same_bits(driver: &Driver, ways: &[Way<'_>], sets: &[&str
 
 #[test]
 fn a_model_has_the_same_bits_when_values_cross_on_the_device_and_when_something_refuses() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no ps used a device") else { return };
     let both = Way::new("cuda:0", "cuda:0");
     let small = ["--set", "epochs=5", "--set", "fleet.ps=1"];
     let ways = [both, Way::new("cuda:0", "cpu"), Way::new("cpu", "cuda:0")];
@@ -644,9 +652,18 @@ fn a_model_has_the_same_bits_when_values_cross_on_the_device_and_when_something_
         Way {
             worker: "cuda:1",
             of_worker: &[("EBB_TEST_DEVICES", "2")],
-            refused: Some("the ps is on another CUDA device than cuda:1"),
+            refused: Some("the ps is on another CUDA device than cuda:1 and has no access to its memory"),
             ..both
         },
+        // The worker does not see the device of the ps. So the ps says that it has no access.
+        Way {
+            ps: "cuda:1",
+            of_ps: &[("EBB_TEST_DEVICES", "2")],
+            refused: Some("which has no access to it: "),
+            ..both
+        },
+        Way { worker: "cuda:1", of_ps: PEERS, of_worker: PEERS, ..both },
+        Way { worker: "cuda:1", computes: "cuda:1", of_ps: PEERS, of_worker: PEERS, ..both },
         Way {
             of_worker: &[("EBB_TEST_DEVICE_BYTES", "1048576")],
             refused: Some("has no 2097152 bytes left"),
@@ -663,10 +680,7 @@ fn a_model_has_the_same_bits_when_values_cross_on_the_device_and_when_something_
 
 #[test]
 fn a_model_that_computes_on_a_device_has_the_bits_of_the_host_wherever_its_values_go() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no worker used a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no worker used a device") else { return };
     let there = Way::new("cuda:0", "cuda:0").computing_on("cuda:0");
     let ways = [
         there,
@@ -684,13 +698,10 @@ fn a_model_that_computes_on_a_device_has_the_bits_of_the_host_wherever_its_value
 
 #[test]
 fn workers_on_a_device_and_on_the_host_train_one_model_together() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no worker used a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no worker used a device") else { return };
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
-    let sets = ["--set", "epochs=40", "--set", "fleet.ps=1", "--set", "consistency.mode=pipelined"];
+    let sets = ["--set", "epochs=20", "--set", "fleet.ps=1", "--set", "consistency.mode=pipelined"];
     let calm = tempfile::tempdir().unwrap();
     let expected = trained_alone(&job, &calm.path().join("out"), &sets);
     let environment = [("LD_LIBRARY_PATH", path.as_str())];
@@ -706,11 +717,24 @@ fn workers_on_a_device_and_on_the_host_train_one_model_together() {
 }
 
 #[test]
-fn the_ps_of_a_run_keep_the_model_on_a_device_beside_workers_there_and_on_the_host() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
+fn images_that_cross_to_a_device_as_bytes_train_the_model_of_the_host() {
+    let Some(driver) = Driver::of_any("no worker used a device") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (job, out) = (images::write(folder.path()), |name: &str| folder.path().join(name));
+    let expected = trained_alone(&job, &out("alone"), &[]);
+    for seed in ["1", "2"] {
+        let mut run = harness::ebb(["run", "--workers", "2", "--ps", "1", "--device", "cuda:0", "--out"]);
+        run.arg(out(seed)).arg(&job).env("LD_LIBRARY_PATH", driver.path()).env("EBB_TEST_SEED", seed);
+        let output = run.output().unwrap();
+        assert!(output.status.success(), "{}", text(&output));
+        assert_eq!(summary(&out(seed))["model_sha256"], expected, "seed {seed}");
+        assert!(model(&out(seed)) == model(&out("alone")), "seed {seed}");
     }
-    let driver = Driver::new();
+}
+
+#[test]
+fn the_ps_of_a_run_keep_the_model_on_a_device_beside_workers_there_and_on_the_host() {
+    let Some(driver) = Driver::of_any("no ps used a device") else { return };
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
     let folder = tempfile::tempdir().unwrap();
@@ -744,10 +768,7 @@ fn the_ps_of_a_run_keep_the_model_on_a_device_beside_workers_there_and_on_the_ho
 
 #[test]
 fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() {
-    if nvrtc().is_none() {
-        return skipped(Lacks::Package, "no NVRTC: no ps used a device");
-    }
-    let driver = Driver::new();
+    let Some(driver) = Driver::of_any("no ps used a device") else { return };
     let path = driver.path();
     let job = root().join("examples/digits/job.toml");
     for (mode, wire, computes) in
@@ -755,7 +776,7 @@ fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() 
     {
         let sets = [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let sets = [&sets[..], &["--set", "epochs=40", "--set", "fleet.ps=1"]].concat();
+        let sets = [&sets[..], &["--set", "epochs=10", "--set", "fleet.ps=1"]].concat();
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
         let expected = trained_alone(&job, &calm_out, &sets);

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// test does.
 const SETTINGS: [&str; 10] = [
     "--set",
-    "epochs=100",
+    "epochs=40",
     "--set",
     "consistency.mode=pipelined",
     "--set",
@@ -22,7 +22,7 @@ const SETTINGS: [&str; 10] = [
     "--set",
     "model.builtin=paced",
     "--set",
-    r#"model.options={ of = "mlp", millis = 2, hidden = [128] }"#,
+    r#"model.options={ of = "mlp", millis = 5, hidden = [128] }"#,
 ];
 
 /// A job on a cluster, as its user sees it.

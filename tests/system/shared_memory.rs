@@ -64,21 +64,21 @@ fn tensors() -> Vec<TensorSpec> {
 }
 
 /// Returns values of all tensors that depend on the element and on `seed`.
-fn values(seed: u32) -> Vec<Values> {
+pub(crate) fn values(seed: u32) -> Vec<Values> {
     let value =
         |at: usize| ((at as u32).wrapping_mul(2_654_435_761) ^ seed.wrapping_mul(40_503)) as f32 / 1e9;
     LENS.into_iter().map(|len| Values::F32((0..len).map(value).collect())).collect()
 }
 
-fn leaf(step: u64, index: u32) -> Target {
+pub(crate) fn leaf(step: u64, index: u32) -> Target {
     Target::Node { node: StepNode { step: Step(step), node: Node::leaf(index), of: OF }, samples: 1 }
 }
 
 /// A ps with one partition. It serves in a thread of its own until it is dropped.
-struct Served {
-    ps: Ps,
+pub(crate) struct Served {
+    pub(crate) ps: Ps,
     wire: WireType,
-    url: String,
+    pub(crate) url: String,
     stop: CancellationToken,
     thread: Option<JoinHandle<()>>,
 }
@@ -92,7 +92,7 @@ impl Served {
         Self::exchanging(WireType::F32, memory, options)
     }
 
-    fn exchanging(wire: WireType, memory: Option<Memory>, options: Options) -> Self {
+    pub(crate) fn exchanging(wire: WireType, memory: Option<Memory>, options: Options) -> Self {
         Self::behind(Door::default(), wire, memory, options)
     }
 
@@ -132,7 +132,7 @@ impl Served {
         Dialer::nearest().channel(&self.url, Purpose::Bulk).unwrap()
     }
 
-    fn client(&self, connector: &Connector) -> Partitions {
+    pub(crate) fn client(&self, connector: &Connector) -> Partitions {
         self.client_at(connector, &self.url)
     }
 
@@ -144,7 +144,7 @@ impl Served {
     }
 
     /// Returns whether bytes were pushed and pulled without a socket.
-    fn shared(&self) -> [bool; 2] {
+    pub(crate) fn shared(&self) -> [bool; 2] {
         let metrics = self.ps.metrics();
         [&metrics.push_bytes_shared, &metrics.pull_bytes_shared].map(|bytes| bytes.get() > 0)
     }
@@ -157,17 +157,17 @@ impl Drop for Served {
     }
 }
 
-fn memory() -> Memory {
+pub(crate) fn memory() -> Memory {
     Memory::with_bytes(1 << 28).unwrap()
 }
 
-fn near(memory: Memory) -> (Connector, Arc<Metrics>) {
+pub(crate) fn near(memory: Memory) -> (Connector, Arc<Metrics>) {
     let metrics = Arc::<Metrics>::default();
     (Connector::shared_memory(Dialer::nearest(), memory, metrics.clone()), metrics)
 }
 
 /// Waits for a state.
-async fn until(mut reached: impl FnMut() -> bool) {
+pub(crate) async fn until(mut reached: impl FnMut() -> bool) {
     while !reached() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -181,7 +181,7 @@ async fn train(client: &Partitions, steps: u64) -> Weights {
 
 /// Pushes version 0 and `steps` steps with leaves rounded to `wire`, as the trainer does, and
 /// returns the last weights.
-async fn train_in(wire: WireType, client: &Partitions, steps: u64) -> Weights {
+pub(crate) async fn train_in(wire: WireType, client: &Partitions, steps: u64) -> Weights {
     client.push(Target::Initial, values(0)).await.unwrap();
     for step in 0..steps {
         client.pull(Want::Exact(Version(step))).await.unwrap().unwrap();

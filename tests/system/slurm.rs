@@ -13,12 +13,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::harness::machine::{Reserved, has, is_root, until};
-use crate::harness::{Lacks, ebb, ebb_path, events, model, root, skipped, summary, text};
+use crate::harness::{Lacks, digits, ebb, model, root, skipped, summary, text, told};
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Settings of a job that lasts much longer than Slurm needs to cancel two tasks.
-const SETTINGS: [&str; 4] = ["--set", "epochs=600", "--set", "consistency.mode=pipelined"];
+/// Settings of a job. At its pace it lasts much longer than Slurm needs to cancel two tasks.
+const SETTINGS: [&str; 4] = ["--set", "epochs=30", "--set", "consistency.mode=pipelined"];
 
 /// A Slurm in a folder. It ends with its handle.
 struct Slurm {
@@ -51,7 +51,7 @@ impl Slurm {
             .args(args)
             .current_dir(&self.dir)
             .env("SLURM_CONF", self.dir.join("slurm.conf"))
-            .env("EBB", ebb_path())
+            .env("EBB", digits::program())
             .env("EBB_DIR", self.dir.join("shared"))
             .env("EBB_DATA", root().join("examples/digits"))
             .env("EBB_PORT", self.address.address.rsplit(':').next().unwrap())
@@ -114,17 +114,18 @@ fn an_array_whose_tasks_are_cancelled_and_requeued_trains_digits_to_its_number()
         .arg(&out)
         .arg(&job)
         .args(SETTINGS)
+        .args(digits::SLOW)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let told = || if out.join("metrics.jsonl").exists() { events(&out, "train").len() } else { 0 };
-    until("training", PATIENCE, || told() > 0);
+    let steps = || told(&out, "train");
+    until("training", PATIENCE, || steps() > 0);
 
     slurm.run("scontrol", &["requeue", &format!("{workers}_0")]);
     slurm.run("scancel", &[&format!("{workers}_1")]);
-    let before = told();
-    until("training without two", PATIENCE, || told() > before);
+    let before = steps();
+    until("training without two", PATIENCE, || steps() > before);
     assert!(submission.try_wait().unwrap().is_none(), "the job ended before its workers were disturbed");
     let back = slurm.submit("worker.sbatch", &["--array=1"]);
 

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::harness::etcd::Etcd;
 use crate::harness::{
-    Cluster, LEADS, STANDS_BY, candidate, ebb, events, fail, model, root, succeed, summary, text,
+    Cluster, LEADS, STANDS_BY, candidate, digits, ebb, ebb_path, events, fail, model, root, succeed, summary,
+    text, told,
 };
 use net::channel::{Dialer, Purpose};
 use proto::pb;
@@ -21,15 +22,8 @@ const BETWEEN: usize = 40;
 /// Twice the default, so that a busy machine renews it in time.
 const TTL: &str = "10s";
 
-fn told(out: &Path) -> Vec<u64> {
-    match out.join("metrics.jsonl").exists() {
-        true => events(out, "train").iter().map(|event| event["step"].as_u64().unwrap()).collect(),
-        false => Vec::new(),
-    }
-}
-
 fn wait_for_steps(child: &mut Child, out: &Path, count: usize) {
-    while told(out).len() < count {
+    while told(out, "train") < count {
         assert!(child.try_wait().unwrap().is_none(), "the job ended before it told {count} steps");
         std::thread::park_timeout(Duration::from_millis(5));
     }
@@ -41,14 +35,14 @@ fn same_as_calm(etcd: &Etcd, mode: &str, disturb: impl FnOnce(&mut Cluster, &mut
     let job = root().join("examples/digits/job.toml");
     let calm = tempfile::tempdir().unwrap();
     let calm_out = calm.path().join("out");
-    let sets = ["--set", "epochs=100", "--set", mode];
+    let sets = ["epochs=10", mode];
     let args = ["run", "--workers", "1", "--ps", "1", "--out"];
-    let output = ebb(args).arg(&calm_out).args(sets).arg(&job).output().unwrap();
+    let output = ebb(args).arg(&calm_out).args(["--set", sets[0], "--set", mode]).arg(&job).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
 
-    let mut cluster = Cluster::elected(etcd, TTL, 2, 2);
+    let mut cluster = Cluster::elected(&digits::program(), etcd, TTL, 2, 2, &[]);
     let out = cluster.dir.path().join("out");
-    let mut submission = cluster.submission(&job, &out, &sets);
+    let mut submission = cluster.submission(&job, &out, &digits::arguments(&sets));
     submission.args(["--master-timeout", "2m"]);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     wait_for_steps(&mut child, &out, BETWEEN);
@@ -56,8 +50,8 @@ fn same_as_calm(etcd: &Etcd, mode: &str, disturb: impl FnOnce(&mut Cluster, &mut
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert!(model(&out) == model(&calm_out), "{mode}: other bits than an undisturbed run");
-    let told = told(&out);
-    assert!(told.is_sorted_by(|one, next| one < next), "{mode}: steps were trained again: {told:?}");
+    let steps: Vec<u64> = events(&out, "train").iter().map(|event| event["step"].as_u64().unwrap()).collect();
+    assert!(steps.is_sorted_by(|one, next| one < next), "{mode}: steps were trained again: {steps:?}");
     assert_eq!(summary(&out)["samples_applied"], summary(&calm_out)["samples_applied"]);
     assert_eq!(summary(&out)["model_sha256"], summary(&calm_out)["model_sha256"]);
     cluster
@@ -73,7 +67,7 @@ fn a_standby_takes_over_from_a_leader_that_dies_and_does_not_change_the_model() 
             let standby = cluster.standby.as_mut().unwrap();
             standby.wait_for(LEADS);
             let elected = killed.elapsed();
-            wait_for_steps(child, out, told(out).len() + BETWEEN);
+            wait_for_steps(child, out, told(out, "train") + BETWEEN);
             println!(
                 "{mode}: a standby led {elected:?} after the leader died, with a TTL of {TTL}; {BETWEEN} steps were \
                       told {:?} after it",
@@ -81,7 +75,7 @@ fn a_standby_takes_over_from_a_leader_that_dies_and_does_not_change_the_model() 
             );
         });
         // The third leader has the input files of the first leader and the results of the second.
-        let mut third = candidate(&crate::harness::ebb_path(), cluster.dir.path(), "third.log", &etcd, TTL);
+        let mut third = candidate(&ebb_path(), cluster.dir.path(), "third.log", &etcd, TTL);
         let url = third.url();
         third.wait_for(STANDS_BY);
         cluster.standby.as_ref().unwrap().signal("TERM");
@@ -123,7 +117,7 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
         standby.wait_for(LEADS);
         assert_eq!(ask(&urls[1]), Ok(()));
         succeed(["health", "--timeout", "60s", "--ready", &urls[1]]);
-        wait_for_steps(child, out, told(out).len() + BETWEEN);
+        wait_for_steps(child, out, told(out, "train") + BETWEEN);
         cluster.master.signal("CONT");
         // From the first moment on, even before the master notices.
         loop {
@@ -143,7 +137,7 @@ fn a_leader_that_stood_still_for_too_long_neither_answers_nor_writes() {
 #[test]
 fn a_master_with_another_data_folder_is_refused() {
     let Some(etcd) = Etcd::start() else { return };
-    let cluster = Cluster::elected(&etcd, TTL, 0, 0);
+    let cluster = Cluster::elected(&ebb_path(), &etcd, TTL, 0, 0, &[]);
     let elsewhere = cluster.dir.path().join("elsewhere").display().to_string();
     let args = ["master", "--listen", "127.0.0.1:0", "--data-dir", &elsewhere, "--etcd", &etcd.url];
     let said = fail(args);

@@ -97,6 +97,11 @@ fn one_trace_follows_a_microbatch_from_the_lease_to_the_applied_step() {
         }
     }
 
+    // All that a worker did for a lease names its device.
+    for name in ["task", "pull", "compute", "push"] {
+        assert!(traces.named("ebb-worker", name).all(|span| span.text("device") == Some("cpu")), "{name}");
+    }
+
     // Each step's weights were pulled and its gradients pushed, below what the worker did.
     for name in ["pull", "push"] {
         let sent: Vec<_> = traces.named("ebb-worker", name).collect();

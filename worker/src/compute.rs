@@ -9,12 +9,14 @@ use std::sync::{Arc, mpsc};
 use data::Batch;
 use kernels::Device;
 use model::weights::Weights;
-use model::{Allocator, Gradients, Model, Upcoming};
+use model::{Allocator, Model, TakeGradient, Upcoming};
 use proto::plan::Microbatch;
+use proto::random::Keyed;
 use tokio::sync::{Mutex, oneshot};
 
 use crate::config::Inline;
 use crate::error::{Error, Result};
+use crate::exchange::SumMaker;
 
 type Call = Box<dyn FnOnce(&mut Loaded) + Send>;
 
@@ -39,17 +41,19 @@ impl Loaded {
         Ok(self.model.as_mut())
     }
 
-    /// What a microbatch adds to its step, computed with these weights.
+    /// Computes with these weights what a microbatch adds to its step, which `take` gets as it is
+    /// made. Returns the mean loss.
     pub(crate) fn gradients(
         &mut self,
         weights: &Weights,
         microbatch: &Microbatch,
         batch: &Batch,
         key: u64,
-    ) -> Result<Gradients> {
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
         self.with(weights)?;
         self.model.announce(Upcoming::Gradients(microbatch));
-        Ok(self.model.weighted_gradients(batch, key, self.memory.as_ref())?)
+        Ok(self.model.gradients_as_made(batch, key, self.memory.as_ref(), take)?)
     }
 }
 
@@ -62,11 +66,26 @@ pub(crate) enum Compute {
         calls: mpsc::Sender<Call>,
         /// Whether the model panicked and has to be built again.
         dead: Arc<AtomicBool>,
-        /// In whose memory the model takes weights.
-        device: Device,
+        /// Where the model works.
+        place: Place,
     },
     /// A model on the caller's thread, for simulations.
-    Inline { loaded: Arc<Mutex<Loaded>>, how: Inline, device: Device },
+    Inline { loaded: Arc<Mutex<Loaded>>, how: Inline, place: Place },
+}
+
+/// The devices in whose memory a model works.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// The device of weights and gradients.
+    values: Device,
+    /// The device of inputs.
+    inputs: Device,
+}
+
+impl Place {
+    fn of(model: &dyn Model) -> Self {
+        Self { values: model.device(), inputs: model.inputs() }
+    }
 }
 
 impl Compute {
@@ -83,9 +102,9 @@ impl Compute {
     {
         if let Some(how) = inline.cloned() {
             let loaded = Loaded { model: build()?, weights: None, memory, _kept: Box::new(kept) };
-            let device = loaded.model.device();
+            let place = Place::of(loaded.model.as_ref());
             let loaded = Arc::new(Mutex::new(loaded));
-            return Ok(Self::Inline { loaded, how, device });
+            return Ok(Self::Inline { loaded, how, place });
         }
         let (calls, queue) = mpsc::channel::<Call>();
         let (ready_tx, ready) = oneshot::channel();
@@ -93,15 +112,15 @@ impl Compute {
             Ok(model) => {
                 let mut loaded = Loaded { model, weights: None, memory, _kept: Box::new(kept) };
                 // The receiver may be gone: then nobody calls either.
-                let _ = ready_tx.send(Ok(loaded.model.device()));
+                let _ = ready_tx.send(Ok(Place::of(loaded.model.as_ref())));
                 queue.into_iter().for_each(|call| call(&mut loaded));
             }
             Err(error) => drop(ready_tx.send(Err(error))),
         };
         let started = std::thread::Builder::new().name("compute".to_owned()).spawn(life);
         started.map_err(|error| gone(&error.to_string()))?;
-        let device = ready.await.map_err(|_| gone("it panicked while building the model"))??;
-        Ok(Self::Thread { calls, dead: Arc::default(), device })
+        let place = ready.await.map_err(|_| gone("it panicked while building the model"))??;
+        Ok(Self::Thread { calls, dead: Arc::default(), place })
     }
 
     /// Calls the model.
@@ -139,10 +158,31 @@ impl Compute {
         }
     }
 
+    /// Returns the maker of a sum that a microbatch completes. In a simulation the gradients come
+    /// one after the other, with pauses that depend on `key`.
+    pub(crate) fn maker(&self, maker: SumMaker, key: u64) -> SumMaker {
+        match self {
+            Self::Inline { how, .. } if !how.gradient_takes.is_zero() => {
+                let (most, mut pauses) = (how.gradient_takes, Keyed::new(key, "gradients", 0));
+                maker.paced(move || most.mul_f32(pauses.uniform(0.0, 1.0)))
+            }
+            Self::Inline { .. } | Self::Thread { .. } => maker,
+        }
+    }
+
     /// Returns the device in whose memory the model takes weights and leaves gradients.
     pub(crate) const fn device(&self) -> &Device {
+        &self.place().values
+    }
+
+    /// Returns the device in whose memory the model reads inputs.
+    pub(crate) const fn device_of_inputs(&self) -> &Device {
+        &self.place().inputs
+    }
+
+    const fn place(&self) -> &Place {
         match self {
-            Self::Inline { device, .. } | Self::Thread { device, .. } => device,
+            Self::Inline { place, .. } | Self::Thread { place, .. } => place,
         }
     }
 

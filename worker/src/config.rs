@@ -129,6 +129,9 @@ impl PartialEq for ReadAhead {
 pub struct Inline {
     /// Time that each call of the model takes, by tokio's clock.
     pub takes: Duration,
+    /// Longest time between two gradients of a sum that is pushed while it is made. Default: they
+    /// are made at once.
+    pub gradient_takes: Duration,
     /// Numerics class that the worker claims for its results. Default: that of the engine.
     pub numerics: Option<Numerics>,
     /// While it is set, no call of the model and no reading of a file ends.
@@ -137,7 +140,8 @@ pub struct Inline {
 
 impl PartialEq for Inline {
     fn eq(&self, other: &Self) -> bool {
-        (self.takes, &self.numerics) == (other.takes, &other.numerics)
+        (self.takes, self.gradient_takes, &self.numerics)
+            == (other.takes, other.gradient_takes, &other.numerics)
             && Arc::ptr_eq(&self.hangs, &other.hangs)
     }
 }

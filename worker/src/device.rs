@@ -8,12 +8,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use kernels::Error as Kernels;
+use kernels::device::Listed;
 use kernels::telemetry::Reading;
 use model::device::{Choice, Device, Found};
 use model::engines;
 use proto::{pb, size};
 
 use crate::error::Result;
+use crate::waits::Shares;
 
 /// The driver is there and shows no device.
 const NO_DEVICE: &str =
@@ -68,10 +70,18 @@ fn reason(missing: &str) -> String {
 /// # Errors
 /// A CUDA device is asked for and not there.
 pub fn for_scripts(choice: &Choice) -> Result<Vec<Device>> {
-    let found = if choice.asks() { shown(kernels::device::listed().map(memories)) } else { Found::default() };
-    let devices = choice.devices(&found)?;
+    let devices = of_driver(choice)?;
     let is_fallback = *choice == Choice::Auto && devices == [Device::Cpu];
     Ok(if is_fallback { Vec::new() } else { devices })
+}
+
+/// Returns the devices that the user asked for, of those that the driver alone shows.
+///
+/// # Errors
+/// A CUDA device is asked for and not there.
+pub fn of_driver(choice: &Choice) -> Result<Vec<Device>> {
+    let found = if choice.asks() { shown(kernels::device::listed()) } else { Found::default() };
+    Ok(choice.devices(&found)?)
 }
 
 /// Returns the devices of a worker whose processes of scripts have the devices `of_scripts`. The
@@ -89,11 +99,15 @@ pub fn beside(chosen: Result<Chosen>, of_scripts: &[Device]) -> Result<Chosen> {
     }
 }
 
-/// Returns what the driver alone shows: the memory of each device.
-fn shown(driver: Result<Vec<u64>, Kernels>) -> Found {
+/// Returns what the driver alone shows.
+fn shown(driver: Result<Vec<Listed>, Kernels>) -> Found {
     match driver {
-        Ok(memory) if memory.is_empty() => Found::nothing(NO_DEVICE.to_owned()),
-        Ok(memory_bytes) => Found { memory_bytes, missing: String::new() },
+        Ok(listed) if listed.is_empty() => Found::nothing(NO_DEVICE.to_owned()),
+        Ok(listed) => {
+            let (memory_bytes, uuids) =
+                listed.into_iter().map(|device| (device.memory_bytes, device.uuid)).unzip();
+            Found { memory_bytes, uuids, missing: String::new() }
+        }
         Err(error) => Found::nothing(error.to_string()),
     }
 }
@@ -101,32 +115,27 @@ fn shown(driver: Result<Vec<u64>, Kernels>) -> Found {
 /// Returns the CUDA devices on which this process can compute.
 pub fn found() -> Found {
     let engine = || engines::cuda_devices().map_err(|error| error.to_string());
-    join(kernels::device::listed().map(memories), engine)
+    join(kernels::device::listed(), engine)
 }
 
-fn memories(listed: Vec<kernels::device::Listed>) -> Vec<u64> {
-    listed.into_iter().map(|device| device.memory_bytes).collect()
-}
-
-/// Joins what the driver shows, the memory of each device, with the number of devices on which the
-/// engine computes. The engine is not asked without a device.
-fn join(driver: Result<Vec<u64>, Kernels>, engine: impl FnOnce() -> Result<usize, String>) -> Found {
-    let driver = match driver {
+/// Joins what the driver shows with the number of devices on which the engine computes. The engine
+/// is not asked without a device.
+fn join(driver: Result<Vec<Listed>, Kernels>, engine: impl FnOnce() -> Result<usize, String>) -> Found {
+    let mut found = match driver {
         // Then only the engine knows the devices.
-        Err(Kernels::NotBuilt) => None,
-        Err(error) => return Found::nothing(error.to_string()),
-        Ok(memory) if memory.is_empty() => {
-            return Found::nothing(NO_DEVICE.to_owned());
-        }
-        Ok(memory) => Some(memory),
+        Err(Kernels::NotBuilt) => Found::default(),
+        driver => match shown(driver) {
+            found if found.memory_bytes.is_empty() => return found,
+            found => found,
+        },
     };
-    match (engine(), driver) {
-        (Err(reason), _) => Found::nothing(reason),
-        (Ok(0), _) => Found::nothing(NO_DEVICE_OF_ENGINE.to_owned()),
-        (Ok(count), memory) => {
-            let mut memory_bytes = memory.unwrap_or_default();
-            memory_bytes.resize(count, 0);
-            Found { memory_bytes, missing: String::new() }
+    match engine() {
+        Err(reason) => Found::nothing(reason),
+        Ok(0) => Found::nothing(NO_DEVICE_OF_ENGINE.to_owned()),
+        Ok(count) => {
+            found.memory_bytes.resize(count, 0);
+            found.uuids.resize(count, String::new());
+            found
         }
     }
 }
@@ -152,19 +161,32 @@ pub(crate) fn told(device: &dyn fmt::Display, memory_bytes: u64) -> Arc<str> {
     }
 }
 
-/// Returns what heartbeats say of a device.
-pub(crate) fn said(reading: &Reading) -> pb::DeviceReading {
+/// Returns what heartbeats say of a device: what its driver tells, and what the worker waits for.
+pub(crate) fn said(reading: Option<&Reading>, waits: Option<Shares>) -> pb::DeviceReading {
     pb::DeviceReading {
-        busy_percent: reading.busy_percent,
-        memory_used_bytes: reading.memory_used_bytes.unwrap_or(0),
-        throttled: reading.is_throttled(),
-        failing: reading.is_failing(),
+        busy_percent: reading.and_then(|reading| reading.busy_percent),
+        memory_used_bytes: reading.and_then(|reading| reading.memory_used_bytes).unwrap_or(0),
+        throttled: reading.is_some_and(Reading::is_throttled),
+        failing: reading.is_some_and(Reading::is_failing),
+        waits_data_percent: waits.map(|waits| waits.data),
+        waits_weights_percent: waits.map(|waits| waits.weights),
+        waits_push_percent: waits.map(|waits| waits.push),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Lists devices with so many bytes. The UUID of each is its place.
+    fn listed(memory: &[u64]) -> Vec<Listed> {
+        let device = |(place, memory_bytes): (usize, &u64)| Listed {
+            memory_bytes: *memory_bytes,
+            uuid: place.to_string(),
+            ..Listed::default()
+        };
+        memory.iter().enumerate().map(device).collect()
+    }
 
     fn never() -> Result<usize, String> {
         panic!("the engine is asked although there is no device")
@@ -181,22 +203,28 @@ mod tests {
             let found = join(driver, never);
             assert!(found.memory_bytes.is_empty() && found.missing.starts_with(said), "{found:?}");
         }
-        let found = join(Ok(vec![7]), || Err("no CUDA in libtorch".to_owned()));
+        let found = join(Ok(listed(&[7])), || Err("no CUDA in libtorch".to_owned()));
         assert_eq!(found, Found::nothing("no CUDA in libtorch".to_owned()));
-        assert!(join(Ok(vec![7]), || Ok(0)).missing.starts_with("no CUDA device: libtorch"));
+        assert!(join(Ok(listed(&[7])), || Ok(0)).missing.starts_with("no CUDA device: libtorch"));
     }
 
     #[test]
     fn devices_are_those_on_which_the_engine_computes_with_what_the_driver_knows() {
-        let memory = |driver, count| join(driver, || Ok(count)).memory_bytes;
-        assert_eq!(memory(Ok(vec![7, 8]), 2), [7, 8]);
-        assert_eq!(memory(Ok(vec![7, 8]), 1), [7]);
-        assert_eq!(memory(Err(Kernels::NotBuilt), 2), [0, 0], "the memory is not known");
+        let known = |driver, count| {
+            let found = join(driver, || Ok(count));
+            (found.memory_bytes, found.uuids)
+        };
+        let told = |memory: &[u64], uuids: &[&str]| {
+            (memory.to_vec(), uuids.iter().map(|uuid| (*uuid).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(known(Ok(listed(&[7, 8])), 2), told(&[7, 8], &["0", "1"]));
+        assert_eq!(known(Ok(listed(&[7, 8])), 1), told(&[7], &["0"]));
+        assert_eq!(known(Err(Kernels::NotBuilt), 2), told(&[0, 0], &["", ""]), "only their number is known");
     }
 
     #[test]
     fn auto_takes_a_device_only_where_the_engine_is_fast_and_a_name_takes_it_anyway() {
-        let found = || Found { memory_bytes: vec![7, 8], missing: String::new() };
+        let found = || shown(Ok(listed(&[7, 8])));
         let chosen = |text: &str, is_fast| of(&text.parse().unwrap(), found(), is_fast).unwrap();
         let both = vec![Device::Cuda(0), Device::Cuda(1)];
         assert_eq!(chosen("auto", true), Chosen { devices: both.clone(), fallback: None });
@@ -210,8 +238,9 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_says_whether_the_device_is_slowed_down_or_fails() {
-        assert_eq!(said(&Reading::default()), pb::DeviceReading::default());
+    fn a_heartbeat_says_whether_the_device_waits_is_slowed_down_or_fails() {
+        assert_eq!(said(Some(&Reading::default()), None), pb::DeviceReading::default());
+        assert_eq!(said(None, None), pb::DeviceReading::default());
         let throttle = Some(kernels::telemetry::Throttle { by_heat: true, ..Default::default() });
         let hot =
             Reading { busy_percent: Some(0), throttle, memory_used_bytes: Some(7), ..Reading::default() };
@@ -219,15 +248,18 @@ mod tests {
             busy_percent: Some(0),
             memory_used_bytes: 7,
             throttled: true,
-            failing: false,
+            ..Default::default()
         };
-        assert_eq!(said(&hot), expected);
-        assert!(said(&Reading { is_lost: true, ..hot }).failing);
+        assert_eq!(said(Some(&hot), None), expected);
+        assert!(said(Some(&Reading { is_lost: true, ..hot }), None).failing);
+        let waits = said(None, Some(Shares { data: 1, weights: 20, push: 3 }));
+        let told = [waits.waits_data_percent, waits.waits_weights_percent, waits.waits_push_percent];
+        assert_eq!((told, waits.busy_percent), ([1, 20, 3].map(Some), None));
     }
 
     #[test]
     fn processes_of_scripts_need_a_driver_and_no_engine() {
-        assert_eq!(shown(Ok(vec![7, 8])).memory_bytes, [7, 8]);
+        assert_eq!(shown(Ok(listed(&[7, 8]))).memory_bytes, [7, 8]);
         assert_eq!(shown(Ok(Vec::new())), Found::nothing(NO_DEVICE.to_owned()));
         assert!(shown(Err(Kernels::NoDriver)).missing.starts_with("no CUDA driver: "));
         assert_eq!(for_scripts(&"cpu".parse().unwrap()).unwrap(), [Device::Cpu]);

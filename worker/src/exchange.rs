@@ -14,10 +14,14 @@
 //! A pull has one copy with every carrier: into the tensors of the caller. What a ps on the CUDA
 //! device of this worker has placed there crosses to the host first.
 //!
+//! A sum may be pushed while it is made ([`ComingSum`], ADR 69). The socket sends its chunks as
+//! they come, the other carriers wait until it is whole.
+//!
 //! A model on a CUDA device leaves its gradients there and takes its weights there (ADR 62). They
 //! cross to the host only for a carrier that needs them there.
 
 mod attached;
+mod coming;
 mod connector;
 mod embedded;
 mod exported;
@@ -33,12 +37,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use futures::future::try_join_all;
 use model::weights::{Spare, Weights};
 use net::retry::within;
 use proto::convert::ChunkCheck;
 use proto::ids::{ChunkId, Era, JobId, PartitionId};
-use proto::parameters::{Address, GivenValues, Outcome, Parameters, Pull, Push, Target, Want};
+use proto::parameters::{Address, GivenValues, Outcome, Parameters, Pull, Push, Pushed, Target, Want};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::retry::{Pause, Retry};
@@ -48,6 +53,8 @@ use proto::tensor::{Chunk, ChunkValues, Values};
 use proto::wire::WireType;
 use tokio::time::Instant;
 
+pub use self::coming::{ComingSum, SumMaker};
+use self::coming::{Failed, whole_or_not};
 pub use self::connector::Connector;
 use crate::error::{Error, Result};
 use crate::metrics::Metrics;
@@ -157,7 +164,7 @@ impl Partitions {
     }
 
     /// These partitions for a model on `device`: weights are pulled into its memory.
-    pub(crate) fn on(self, device: kernels::Device) -> Self {
+    pub fn on(self, device: kernels::Device) -> Self {
         Self { spare: Spare::on(device), ..self }
     }
 
@@ -197,27 +204,79 @@ impl Partitions {
     /// One partition refused, or stayed unreachable for `pull_attempts_max` times `pull_timeout`.
     /// The others may have their parts.
     pub async fn push(&self, target: Target, values: Vec<Values>) -> Result<Outcome> {
+        self.push_coming(target, &ComingSum::whole(values)).await
+    }
+
+    /// Sends a sum that is still being made, as [`push`](Self::push) does. Each partition may get
+    /// chunks as soon as they are made. None counts any of them before the sum is whole.
+    ///
+    /// # Errors
+    /// The errors of [`push`](Self::push), or the maker of the sum has failed. Then no partition
+    /// has anything of it.
+    pub async fn push_coming(&self, target: Target, sum: &ComingSum) -> Result<Outcome> {
+        let pushes = self.partitions.iter().map(async |partition| {
+            match self.push_ahead(partition, target, sum).await {
+                Some(pushed) => Ok(pushed),
+                None => self.push_made(partition, target, sum).await,
+            }
+        });
+        let pushed = try_join_all(pushes).await?;
+        let made = sum.made().await.unwrap_or_default();
+        self.metrics.push_bytes.add(made.iter().map(|values| values.len() as u64).sum());
+        let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
+        Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
+    }
+
+    /// Sends a part of a sum while it is made, once. The deadline of the call begins when the sum
+    /// is whole. `None`: the sum is whole already, the call failed, or the partition has no chunks,
+    /// of which the last one could wait until the sum is whole.
+    async fn push_ahead(&self, partition: &Partition, target: Target, sum: &ComingSum) -> Option<Pushed> {
+        let (layout, id) = (self.layout.clone(), partition.id);
+        let count = layout.members(id).len();
+        if count == 0 || sum.is_whole() {
+            return None;
+        }
+        let coming = sum.clone().told().map(move |told| {
+            let chunks = |(tensor, values): (usize, ChunkValues)| chunks(&layout, id, tensor, &values);
+            let failed = |Failed| Failure::new(Kind::Internal, NOT_MADE);
+            told.map(|told| told.into_iter().flat_map(chunks).collect()).map_err(failed)
+        });
+        let coming = whole_or_not(coming.boxed(), count).boxed();
+        let push = self.header(partition, target);
+        let late = async {
+            if sum.made().await.is_some() {
+                tokio::time::sleep(self.deadline()).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            pushed = partition.ps.push_coming(push, coming) => {
+                let failed = |reason: &Failure| {
+                    tracing::debug!(%reason, partition = %partition.name, "a push ahead failed");
+                };
+                pushed.inspect_err(failed).ok()
+            }
+            () = late => None,
+        }
+    }
+
+    /// Sends a part of a sum once it is whole, with retries.
+    async fn push_made(&self, partition: &Partition, target: Target, sum: &ComingSum) -> Result<Pushed> {
+        let not_made = || Error::Task { what: "push".to_owned(), reason: NOT_MADE.to_owned() };
+        let tensors = sum.made().await.ok_or_else(not_made)?;
+        let tensors = tensors.iter().enumerate();
+        let chunks = tensors.flat_map(|(tensor, values)| chunks(&self.layout, partition.id, tensor, values));
+        let push = Push { chunks: chunks.collect(), ..self.header(partition, target) };
+        self.retry(partition, Repeated::Push, move || partition.ps.push(push.clone())).await
+    }
+
+    /// Returns a push to a partition, without chunks.
+    fn header(&self, partition: &Partition, target: Target) -> Push {
         let wire = match target {
             Target::Initial => WireType::F32,
             Target::Node { .. } => self.wire,
         };
-        let tensors: Vec<_> = values.into_iter().map(ChunkValues::from).collect();
-        let bytes: usize = tensors.iter().map(ChunkValues::len).sum();
-        let pushes = self.partitions.iter().map(|partition| {
-            let chunks = self.layout.members(partition.id).iter().map(|&id| {
-                let chunk = self.layout.chunk(id);
-                let role = self.layout.tensor_of(id).role;
-                let size = role.dtype().size();
-                let bytes = chunk.offset * size..(chunk.offset + chunk.len) * size;
-                Chunk { id, role, values: tensors[chunk.tensor].slice(bytes) }
-            });
-            let push = Push { address: self.address(partition), target, wire, chunks: chunks.collect() };
-            self.retry(partition, Repeated::Push, move || partition.ps.push(push.clone()))
-        });
-        let pushed = try_join_all(pushes).await?;
-        self.metrics.push_bytes.add(bytes as u64);
-        let all_repeated = pushed.iter().all(|pushed| pushed.outcome == Outcome::Duplicate);
-        Ok(if all_repeated { Outcome::Duplicate } else { Outcome::Merged })
+        Push { address: self.address(partition), target, wire, chunks: Vec::new() }
     }
 
     /// Reads the whole model as the ps keep it, for measuring and exporting. `None`: an exact
@@ -300,6 +359,11 @@ impl Partitions {
         Ok(check.finish()?)
     }
 
+    /// Returns the longest time of one call.
+    fn deadline(&self) -> Duration {
+        self.limits.pull_timeout * 2
+    }
+
     fn address(&self, partition: &Partition) -> Address {
         Address { job: self.job, partition: partition.id, era: self.era }
     }
@@ -311,8 +375,7 @@ impl Partitions {
     where
         Fut: Future<Output = Result<T, Failure>>,
     {
-        let (deadline, budget) =
-            (self.limits.pull_timeout * 2, self.limits.pull_timeout * self.limits.pull_attempts_max);
+        let (deadline, budget) = (self.deadline(), self.limits.pull_timeout * self.limits.pull_attempts_max);
         let (mut since, mut said) = (Instant::now(), None);
         let judge = |failures, failure: Failure| {
             let call = || format!("{} {}", what.words(), partition.name);
@@ -348,4 +411,21 @@ impl Partitions {
         let attempt = || within(deadline, call());
         Retry::unlimited().run(self.seed, tokio::time::sleep, judge, attempt).await
     }
+}
+
+/// Why a push has nothing to send.
+const NOT_MADE: &str = "its gradients were not all made";
+
+/// Returns the chunks of a tensor that a partition holds, in increasing order of their ids.
+fn chunks(layout: &Layout, partition: PartitionId, tensor: usize, values: &ChunkValues) -> Vec<Chunk> {
+    let members = layout.members(partition);
+    let begin = members.partition_point(|&id| layout.chunk(id).tensor < tensor);
+    let own = members[begin..].iter().take_while(|&&id| layout.chunk(id).tensor == tensor);
+    let chunk = |&id: &ChunkId| {
+        let (chunk, role) = (layout.chunk(id), layout.tensor_of(id).role);
+        let size = role.dtype().size();
+        let bytes = chunk.offset * size..(chunk.offset + chunk.len) * size;
+        Chunk { id, role, values: values.slice(bytes) }
+    };
+    own.map(chunk).collect()
 }

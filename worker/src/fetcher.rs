@@ -54,6 +54,8 @@ pub(crate) struct Unable {
 pub(crate) struct Fetcher {
     options: Options,
     device: Device,
+    /// Name of the device, for the timeline.
+    device_name: Arc<str>,
     connector: Connector,
     registry: Registry,
     master: MasterClient,
@@ -84,6 +86,7 @@ impl Fetcher {
     pub(crate) fn new(
         options: &Options,
         device: Device,
+        device_name: Arc<str>,
         connector: Connector,
         registry: Registry,
         master: MasterClient,
@@ -101,6 +104,7 @@ impl Fetcher {
         Self {
             options,
             device,
+            device_name,
             connector,
             registry,
             master,
@@ -127,7 +131,7 @@ impl Fetcher {
                 // Another master numbers its jobs anew.
                 self.jobs.clear();
             }
-            let task = task_span();
+            let task = task_span(&self.device_name);
             let mut asking = self.ask(incarnation, &task);
             let lease = loop {
                 tokio::select! {
@@ -140,7 +144,7 @@ impl Fetcher {
                         self.on_reply(&reply);
                     }
                     Some(Granted { incarnation, lease, after }) = self.granted.recv() => {
-                        let task = task_span();
+                        let task = task_span(&self.device_name);
                         task.record("after", after.get());
                         self.on_lease(incarnation, lease, task).await;
                     }
@@ -402,8 +406,10 @@ async fn good(read: Result<Read>, asker: &Asker) -> Result<(Microbatch, data::Ba
 }
 
 /// What the timeline shows of a lease, from asking for it on.
-fn task_span() -> Span {
-    tracing::debug_span!(target: TARGET, parent: None, "task", job = Empty, lease = Empty, after = Empty)
+fn task_span(device: &str) -> Span {
+    tracing::debug_span!(
+        target: TARGET, parent: None, "task", job = Empty, lease = Empty, after = Empty, device = device
+    )
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use crate::device;
 use crate::progress::{Activity, Progress};
+use crate::waits::Waits;
 
 /// The leases of a worker, shared by all that begin, advance and end leases.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub(crate) struct Held {
     changes: Arc<watch::Sender<()>>,
     /// State of the worker's device.
     device: LatestReading,
+    /// What its computation waits for.
+    waits: Waits,
 }
 
 #[derive(Clone, Debug)]
@@ -55,10 +58,10 @@ impl Computed {
 }
 
 impl Held {
-    pub(crate) fn new(session: Session, device: LatestReading) -> Self {
+    pub(crate) fn new(session: Session, device: LatestReading, waits: Waits) -> Self {
         let (leases, computed, lingering, worker) = Default::default();
         let changes = Arc::new(watch::Sender::new(()));
-        Self { session, leases, computed, lingering, worker, changes, device }
+        Self { session, leases, computed, lingering, worker, changes, device, waits }
     }
 
     /// Adds a lease that the master has granted.
@@ -180,7 +183,7 @@ impl Held {
             .collect();
         self.session.report(|heartbeat| {
             (heartbeat.leases, heartbeat.lingering) = (held, still);
-            heartbeat.device = self.device.get().as_ref().map(device::said);
+            heartbeat.device = Some(device::said(self.device.get().as_ref(), self.waits.shares()));
             false
         });
     }

@@ -2,7 +2,7 @@
 //! are equal. A job that only evaluates or predicts needs all of them.
 
 use proto::artifact::INITIAL;
-use proto::tensor::{DType, TensorSpec, Values};
+use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::{Error, Result};
@@ -65,7 +65,9 @@ fn wrong(reason: String) -> Error {
 pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -> Result<Taken> {
     let file = SafeTensors::deserialize(file).map_err(|error| wrong(error.to_string()))?;
     let (mut fit, mut from_seed) = (0, Vec::new());
-    for (tensor, values) in tensors.iter().zip(values) {
+    // A loss scale is no part of the model.
+    let is_models = |tensor: &&TensorSpec| tensor.role != TensorRole::LossScale;
+    for (tensor, values) in tensors.iter().zip(values).filter(|(tensor, _)| is_models(tensor)) {
         let Ok(found) = file.tensor(&tensor.name) else {
             from_seed.push(format!("`{}` (not in the file)", tensor.name));
             continue;
@@ -97,7 +99,7 @@ pub(crate) fn take(file: &[u8], tensors: &[TensorSpec], values: &mut [Values]) -
             list(&unused)
         )));
     }
-    Ok(Taken { fit, of: tensors.len(), from_seed, unused })
+    Ok(Taken { fit, of: tensors.iter().filter(is_models).count(), from_seed, unused })
 }
 
 /// Lists the first few names.

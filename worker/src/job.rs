@@ -5,18 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
-use data::{BadRecord, Batch, Column, Cuts, Dataset, DeviceValues, KnownIndex};
-use kernels::Operand;
-use model::{Context, Device, Registry};
+use data::{BadRecord, Batch, Cuts, Dataset, KnownIndex};
+use model::{Context, Device, Inputs, Registry};
 use proto::artifact::{INITIAL, is_tokenizer};
-use proto::column::ElementType;
 use proto::convert;
 use proto::ids::{Epoch, JobId, MicrobatchId};
 use proto::pb::{self, Phase};
 use proto::placement::Layout;
 use proto::plan::{EpochOrder, Microbatch, Plan};
 use proto::spec::{Consistency, DataSet, JobSpec};
-use proto::tensor::{DType, DeviceMemory};
 
 use crate::artifact::Artifact;
 use crate::bad::Skipped;
@@ -38,6 +35,8 @@ pub(crate) struct Job {
     pub(crate) train: Arc<Dataset>,
     pub(crate) validation: Option<Arc<Dataset>>,
     pub(crate) compute: Compute,
+    /// How records of the training data get to the device of the model.
+    inputs: Inputs,
     /// Placement, known once `Init` has described the model. A placement of a higher number
     /// replaces it.
     placed: RwLock<Option<Arc<Placed>>>,
@@ -130,6 +129,7 @@ impl Job {
         // The model may read them again, and may outlive the job by one call.
         let memory = connector.gradient_memory();
         let compute = Compute::start(options.inline.as_ref(), files.clone(), memory, build).await?;
+        let inputs = Inputs::new(compute.device_of_inputs(), &train, spec.data.mixup.is_some());
         let plan = spec.plan(train.len());
         let consistency = spec.consistency.resolve();
         let first = (Epoch(0), Arc::new(spec.order(&train.shards(), Epoch(0))));
@@ -142,6 +142,7 @@ impl Job {
             train,
             validation,
             compute,
+            inputs,
             placed: RwLock::default(),
             skipped: RwLock::default(),
             weighed: AtomicBool::new(false),
@@ -240,13 +241,14 @@ impl Job {
         let order = self.order(microbatch.epoch);
         let (begin, end) = microbatch.positions;
         let records = order.records(begin..end);
-        let (batch, bad) = self.train.read(microbatch.epoch, records, &self.skipped().train)?;
+        let skipped = self.skipped();
+        let (batch, bad) = self.inputs.read(&self.train, microbatch.epoch, records, &skipped.train)?;
         self.notice(&self.train, &batch);
         let batch = match self.spec.data.mixup {
             Some(mixup) => data::mixed(batch, mixup.share(self.spec.seed, id.get()), mixup.classes)?,
             None => batch,
         };
-        Ok(Read { microbatch, batch: placed(batch, self.compute.device()), bad })
+        Ok(Read { microbatch, batch: self.inputs.placed(batch), bad })
     }
 
     /// Looks for values in a batch of `data` that are NaN or infinite, until some were found in
@@ -289,28 +291,6 @@ impl Job {
             .step_by(micro as usize)
             .map(|begin| Ok(data.read(Epoch(0), begin..data.len().min(begin + micro), skipped)?));
         first_good(self.spec.data.skipped_max(data.len()), reads)
-    }
-}
-
-/// Returns a batch with its inputs in memory of the device that computes. The thread that has read
-/// the records copies them, while the device computes. Where a device has no room, the model copies
-/// them itself, and says so if it cannot.
-fn placed(batch: Batch, device: &kernels::Device) -> Batch {
-    let of_floats = |input: &Column| input.spec().dtype == ElementType::F32 && !input.spec().ragged;
-    if device.is_host() || batch.samples == 0 || !batch.inputs.iter().all(of_floats) {
-        return batch;
-    }
-    let copy = |input: &Column| -> Result<Arc<dyn DeviceMemory>, kernels::Error> {
-        let mut storage = device.zeros(DType::F32, input.bytes().len() / DType::F32.size())?;
-        storage.write(Operand::Payload(input.bytes()));
-        Ok(Arc::new(storage))
-    };
-    match batch.inputs.iter().map(copy).collect() {
-        Ok(copies) => Batch { placed: DeviceValues::new(copies), ..batch },
-        Err(reason) => {
-            tracing::debug!(%reason, "records are not copied to the device ahead");
-            batch
-        }
     }
 }
 

@@ -18,6 +18,7 @@ mod in_flight;
 mod initial;
 mod job;
 mod master_client;
+mod merging;
 pub mod metrics;
 mod other_tasks;
 mod predict;
@@ -27,6 +28,7 @@ mod task_loop;
 mod tokenizers;
 mod trainer;
 mod training_weights;
+mod waits;
 mod work;
 mod worst;
 

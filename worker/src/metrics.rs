@@ -12,7 +12,8 @@ net::metrics! {
     load_nanos: seconds "ebb_worker_load_seconds_total", "Time the computation waited for records.";
     pull_nanos: seconds "ebb_worker_pull_seconds_total", "Time the computation waited for weights, whether transfer or barrier.";
     compute_nanos: seconds "ebb_worker_compute_seconds_total", "Time spent computing gradients and reducing them.";
-    push_nanos: seconds "ebb_worker_push_seconds_total", "Time until pushes were acknowledged; several overlap.";
+    room_nanos: seconds "ebb_worker_room_seconds_total", "Time the computation waited until a push made room for the next gradient.";
+    push_nanos: seconds "ebb_worker_push_seconds_total", "Time from the first gradient of pushes until they were acknowledged; several overlap, also with the computation.";
     push_bytes: counter "ebb_worker_push_bytes_total", "Values of all pushes that every ps acknowledged, in the memory of this worker. What is neither shared nor on a device went through a socket, or to a ps of this process.";
     push_bytes_shared: counter "ebb_worker_push_shared_bytes_total", "Values of pushes that a ps was told to read where they lie in this worker's memory.";
     push_bytes_device: counter "ebb_worker_push_device_bytes_total", "Values of pushes that a ps was told to read where they lie in memory of a CUDA device that this worker has exported.";

@@ -56,8 +56,11 @@ use crate::predict;
 use crate::reporter::Reporter;
 use crate::trainer::{Piece, Sum};
 use crate::training_weights::{self, Next, TrainingWeights, Wanted};
+use crate::waits::Waits;
 use crate::work::{Lease, OtherTask, Task, Train, Urgency, Work};
 
+#[cfg(test)]
+mod overlap_tests;
 #[cfg(test)]
 mod tests;
 
@@ -109,8 +112,8 @@ pub async fn run(
     data::be_patient_for(options.data_patience);
     let device = options.device;
     let (device_name, device_memory_bytes) = match &options.program_device {
-        Some(of) => (of.name.clone(), of.memory_bytes),
-        None => (device.to_string(), device::check(device)?),
+        Some(of) => (Arc::<str>::from(&*of.name), of.memory_bytes),
+        None => (device.to_string().into(), device::check(device)?),
     };
     let told = device::told(&device_name, device_memory_bytes);
     // Some threads of the process may compute it for a while. Nothing waits for this worker yet.
@@ -133,7 +136,7 @@ pub async fn run(
         program_version: proto::PROGRAM_VERSION.to_owned(),
         url: String::new(),
         threads: options.threads as u32,
-        device: device_name,
+        device: device_name.to_string(),
         numerics: Some(numerics.into()),
         program: options.program.clone(),
         device_memory_bytes,
@@ -143,13 +146,14 @@ pub async fn run(
     let seed = proto::random::key(0, &options.name, 0);
     let fleet = session.fleet().max_decoding_message_size(MESSAGE_BYTES_MAX);
     let master = MasterClient::new(fleet, master_url, seed);
-    let held = Held::new(session.clone(), latest);
+    let held = Held::new(session.clone(), latest, Waits::new(metrics.clone()));
     let (arrivals_tx, arrivals) = mpsc::channel(16);
     let (granted_tx, granted) = mpsc::unbounded_channel();
     let (unable_tx, unable) = mpsc::unbounded_channel();
     let fetcher = Fetcher::new(
         &options,
         device,
+        device_name.clone(),
         connector.clone(),
         registry,
         master.clone(),
@@ -164,6 +168,7 @@ pub async fn run(
     let (ready, finishers) = (BTreeMap::new(), JoinSet::new());
     let work = TaskLoop {
         reporter: Reporter { master, held: held.clone(), granted: granted_tx, device: told },
+        device: device_name,
         connector,
         stores,
         held: held.clone(),
@@ -232,9 +237,10 @@ async fn master_lost(session: &Session, url: &str, patience: Duration) -> Error 
 /// A part of what happens for a lease, as the timeline shows it: `client` for a call, `internal`
 /// for what this process computes.
 macro_rules! part {
-    ($name:literal, $kind:literal, $lease:expr, $step:expr $(, $field:ident)*) => {
+    ($name:literal, $kind:literal, $lease:expr, $step:expr, $device:expr $(, $field:ident)*) => {
         tracing::debug_span!(
-            target: net::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get() $(, $field)*
+            target: net::timeline::TARGET, parent: &$lease, $name, otel.kind = $kind, step = $step.get(),
+            device = &*$device $(, $field)*
         )
     };
 }
@@ -263,6 +269,8 @@ enum Turn {
 
 struct TaskLoop {
     reporter: Reporter,
+    /// Name of the device.
+    device: Arc<str>,
     connector: Connector,
     /// Where predictions go.
     stores: Stores,
@@ -444,7 +452,7 @@ impl TaskLoop {
         step: Step,
         shutdown: &CancellationToken,
     ) -> Result<ControlFlow<Ended, Option<Weights>>> {
-        let (job, metrics) = (&train.job, self.metrics.clone());
+        let (job, metrics, device) = (&train.job, self.metrics.clone(), self.device.clone());
         let wanted = Wanted::of(job, train.era, step);
         if let Some(weights) = self.weights.current(wanted) {
             return Ok(ControlFlow::Continue(Some(weights)));
@@ -460,7 +468,7 @@ impl TaskLoop {
                 return Ok(pulled);
             }
             let pull = client.pull_rounded(wanted.want());
-            pull.instrument(part!("pull", "client", lease.span, step)).await
+            pull.instrument(part!("pull", "client", lease.span, step, device)).await
         };
         tokio::pin!(pull);
         let pulled = loop {
@@ -524,7 +532,7 @@ impl TaskLoop {
                 }
             }
         };
-        let pull = pull.instrument(part!("pull", "client", lease.span, step, ahead));
+        let pull = pull.instrument(part!("pull", "client", lease.span, step, self.device, ahead));
         self.weights.pull_ahead(wanted, id, waited, pull);
     }
 
@@ -564,9 +572,12 @@ impl TaskLoop {
             lease.progress.enter(Phase::Computing, format!("microbatch {}", microbatch.id));
             let (metrics, began) = (self.metrics.clone(), Instant::now());
             let computing = metrics.compute_nanos.time();
-            let adding = piece.add(&train.job, weights, microbatch, batch, &lease.progress);
-            let adding = adding.instrument(part!("compute", "internal", lease.span, step, load_us));
-            let (added, report) = self.beside(lease, train, step, shutdown, adding).await?;
+            let (maker, mut sum) = piece.begin(microbatch.leaf(), batch.samples as u64).unzip();
+            let job = train.job.clone();
+            let adding = piece.add(&job, weights, microbatch, batch, &lease.progress, maker);
+            let adding =
+                adding.instrument(part!("compute", "internal", lease.span, step, self.device, load_us));
+            let (added, report) = self.beside(lease, train, step, shutdown, &mut sum, adding).await??;
             let computing_took = began.elapsed();
             train.computing += computing_took;
             if report.samples > 0 {
@@ -581,7 +592,7 @@ impl TaskLoop {
             if train.is_computed() {
                 lease.progress.computed();
             }
-            self.push(lease, train, piece.take(false))?;
+            self.push(lease, train, sum)?;
             self.held.progress(lease.id, train.reports.len() as u64);
             if shutdown.is_cancelled() {
                 break;
@@ -589,29 +600,37 @@ impl TaskLoop {
         }
         // A worker that leaves in mid-piece reports what it has computed as done. So it pushes all
         // of it.
-        self.push(lease, train, piece.take(true))?;
+        self.push(lease, train, piece.take())?;
         Ok(Ended::Advanced)
     }
 
     /// Waits until a microbatch of `step` is computed. What arrives meanwhile may be the next
-    /// piece.
+    /// piece. The push of a `sum` that it completes begins with the first gradient.
     async fn beside<T>(
         &mut self,
         lease: &Lease,
-        train: &Train,
+        train: &mut Train,
         step: Step,
         shutdown: &CancellationToken,
+        sum: &mut Option<Sum>,
         computing: impl Future<Output = T>,
-    ) -> T {
+    ) -> Result<T> {
         tokio::pin!(computing);
         loop {
+            let begun = async {
+                match &*sum {
+                    Some(sum) => sum.values.begun().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
-                computed = &mut computing => return computed,
+                computed = &mut computing => return Ok(computed),
                 Some(arrived) = self.arrivals.recv() => {
                     self.queue(arrived);
                     self.pull_ahead(lease, train, step, shutdown);
                 }
+                () = begun => self.push(lease, train, sum.take())?,
             }
         }
     }
@@ -636,12 +655,12 @@ impl TaskLoop {
     }
 
     /// Pushes sums of a lease, each in its turn.
-    fn push(&self, lease: &Lease, train: &mut Train, sums: Vec<Sum>) -> Result<()> {
+    fn push(&self, lease: &Lease, train: &mut Train, sums: impl IntoIterator<Item = Sum>) -> Result<()> {
         let Train { job, era, pushes, .. } = train;
         for Sum { node, samples, values } in sums {
             let first = MicrobatchId(job.plan.first_of(node.step).get() + u64::from(node.node.begin));
-            let (metrics, span, progress) =
-                (self.metrics.clone(), lease.span.clone(), lease.progress.clone());
+            let (metrics, device) = (self.metrics.clone(), self.device.clone());
+            let (span, progress) = (lease.span.clone(), lease.progress.clone());
             let client = job.placed()?.ps.at(*era).saying(&progress).counting(metrics.clone());
             let pushing = self.in_flight.begin(job.id, first);
             pushes.spawn(async move {
@@ -649,9 +668,10 @@ impl TaskLoop {
                     progress.refused(OTHERS);
                 }
                 let _timer = metrics.push_nanos.time();
-                let push = client.push(Target::Node { node, samples }, values);
-                let pushed = push.instrument(part!("push", "client", span, node.step)).await.map(drop);
-                drop(pushing);
+                let push = client.push_coming(Target::Node { node, samples }, &values);
+                let pushed =
+                    push.instrument(part!("push", "client", span, node.step, device)).await.map(drop);
+                drop((values, pushing));
                 metrics.pushes.add(u64::from(pushed.is_ok()));
                 pushed
             });
@@ -662,11 +682,13 @@ impl TaskLoop {
     /// Waits until memory has room for the next gradient of a lease, unless more urgent work
     /// arrives meanwhile.
     async fn turn(&mut self, lease: &Lease, train: &Train, shutdown: &CancellationToken) -> Turn {
+        let (metrics, mut waiting) = (self.metrics.clone(), None);
         loop {
             let pushed = self.in_flight.changed();
             if self.in_flight.has_room(train.job.id, train.next) {
                 return Turn::Now;
             }
+            waiting.get_or_insert_with(|| metrics.room_nanos.time());
             lease.progress.enter(Phase::WaitingForRoom, OTHERS);
             // Pushes of a lost lease may wait for a ps that never comes back, and hold the room
             // that this lease needs.

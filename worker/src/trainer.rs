@@ -2,8 +2,8 @@
 //! push.
 //!
 //! The unit is a *piece*: the microbatches of a lease that belong to one step. Leaves are reduced
-//! on a stack along the canonical tree as they are computed. A node is pushed as soon as its parent
-//! reaches beyond the piece.
+//! on a stack along the canonical tree as they are computed. A node whose parent reaches beyond the
+//! piece is pushed while its last leaf is computed: each tensor as soon as it is made.
 //!
 //! A job that exchanges a 16-bit type rounds every node to it, and leaves the sum of a whole step
 //! to the ps. So that sum is the same wherever the nodes were made.
@@ -12,9 +12,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use data::Batch;
-use kernels::values;
 use model::weights::Weights;
-use model::{Evaluation, Gradients, Model};
+use model::{Evaluation, Model};
 use proto::convert;
 use proto::ids::{Step, Version};
 use proto::parameters::Want;
@@ -27,7 +26,9 @@ use proto::tree::{Node, StepNode};
 use proto::wire::WireType;
 
 use crate::error::{Error, Result};
+use crate::exchange::{ComingSum, SumMaker};
 use crate::job::Job;
+use crate::merging::{Merging, Reduced};
 use crate::progress::Progress;
 use crate::worst::WorstRecords;
 
@@ -50,7 +51,7 @@ pub(crate) struct Piece {
     wire: WireType,
     tensors: Arc<[TensorSpec]>,
     /// Nodes from left to right. None is the sibling of the next.
-    stack: Vec<(Node, u64, Vec<Values>)>,
+    stack: Vec<Reduced>,
 }
 
 /// The sum of the gradients below one node of the reduction tree.
@@ -59,7 +60,7 @@ pub(crate) struct Sum {
     /// Number of records in the sum.
     pub(crate) samples: u64,
     /// Values of each of the model's tensors.
-    pub(crate) values: Vec<Values>,
+    pub(crate) values: ComingSum,
 }
 
 impl Piece {
@@ -69,8 +70,19 @@ impl Piece {
         Ok(Self { step, of, indices, wire, tensors, stack: Vec::new() })
     }
 
-    /// Computes one microbatch on the model's thread and reduces it with the nodes on the stack. A
-    /// microbatch without good records has no gradient, and leaves the state as it was.
+    /// Begins the sum that a leaf with these records completes. `None`: the sum that it joins can
+    /// still grow within this piece.
+    pub(crate) fn begin(&self, leaf: Node, samples: u64) -> Option<(SumMaker, Sum)> {
+        let (_, node, samples) = self.joined(leaf, samples);
+        (!self.grows(node)).then(|| {
+            let (maker, values) = ComingSum::new();
+            (maker, Sum { node: self.whole(node), samples, values })
+        })
+    }
+
+    /// Computes one microbatch on the model's thread and reduces it with the nodes on the stack. If
+    /// it completes a sum, `maker` tells that. A microbatch without good records has no gradient,
+    /// and leaves the state as it was.
     pub(crate) async fn add(
         self,
         job: &Job,
@@ -78,72 +90,90 @@ impl Piece {
         microbatch: Microbatch,
         batch: Batch,
         progress: &Progress,
+        maker: Option<SumMaker>,
     ) -> Result<(Self, pb::MicrobatchReport)> {
         let key = random::microbatch_key(job.spec.seed, microbatch.id);
         let (weights, place, warning) = (weights.clone(), progress.clone(), job.warning());
+        let maker = maker.map(|maker| job.compute.maker(maker, key));
         job.compute
             .call(move |loaded| {
                 let _place = place;
                 let (mut piece, samples) = (self, batch.samples as u64);
                 let skipped = microbatch.samples().saturating_sub(samples);
+                let mut merging = piece.merge(microbatch.leaf(), samples, maker);
                 if samples == 0 {
                     let nothing = nothing(&piece.tensors, &weights);
-                    piece.reduce(microbatch.leaf(), 0, nothing);
+                    nothing.into_iter().enumerate().for_each(|(tensor, values)| merging.take(tensor, values));
+                    piece.keep(merging.finish()?);
                     return Ok((piece, pb::MicrobatchReport { loss_sum: 0.0, samples, skipped }));
                 }
                 // A loop that drives the model keeps the values without a copy of its own.
                 let batch = batch.shared();
-                let gradients = loaded.gradients(&weights, &microbatch, &batch, key)?;
-                if !gradients.loss.is_finite() {
+                let mut take = |tensor, values| merging.take(tensor, values);
+                let loss = loaded.gradients(&weights, &microbatch, &batch, key, &mut take)?;
+                if !loss.is_finite() {
                     return Err(Error::Diverged {
                         step: microbatch.step.get(),
                         microbatch: microbatch.id.get(),
-                        loss: gradients.loss,
+                        loss,
                         warning,
                     });
                 }
-                let loss_sum = f64::from(gradients.loss) * samples as f64;
-                piece.reduce(microbatch.leaf(), samples, checked(&piece.tensors, gradients)?);
+                let loss_sum = f64::from(loss) * samples as f64;
+                piece.keep(merging.finish()?);
                 Ok((piece, pb::MicrobatchReport { loss_sum, samples, skipped }))
             })
             .await
     }
 
-    /// Takes the sums that cannot grow any more within this piece, to be pushed. With `all`, it
-    /// takes those that could grow too.
-    pub(crate) fn take(&mut self, all: bool) -> Vec<Sum> {
-        let piece = Node::new(self.indices.start, self.indices.end);
-        let grows = |node: Node| {
-            let parent = node.parent_and_sibling(self.of).map(|(parent, _)| parent);
-            parent.is_some_and(|parent| piece.covers(parent) && self.wire.worker_sums(parent, self.of))
+    /// Takes the sums that could still grow within this piece, to be pushed as they are.
+    pub(crate) fn take(&mut self) -> Vec<Sum> {
+        let stack = std::mem::take(&mut self.stack).into_iter();
+        let sum = |(node, samples, values)| Sum {
+            node: self.whole(node),
+            samples,
+            values: ComingSum::whole(values),
         };
-        let (keep, ready): (Vec<_>, Vec<_>) = self.stack.drain(..).partition(|entry| !all && grows(entry.0));
-        self.stack = keep;
-        let whole = |node| StepNode { step: self.step, node, of: self.of };
-        let sum = |(node, samples, values)| Sum { node: whole(node), samples, values };
-        ready.into_iter().map(sum).collect()
+        stack.map(sum).collect()
     }
 
-    fn reduce(&mut self, leaf: Node, samples: u64, mut values: Vec<Values>) {
-        for (tensor, values) in self.tensors.iter().zip(&mut values) {
-            values::round(self.wire.of(tensor.role), values);
-        }
-        let mut right = (leaf, samples, values);
-        while let Some((parent, sibling)) = right.0.parent_and_sibling(self.of) {
-            if !self.wire.worker_sums(parent, self.of) {
+    /// Begins to merge a leaf with the nodes of the stack that it joins.
+    fn merge(&mut self, leaf: Node, samples: u64, maker: Option<SumMaker>) -> Merging {
+        let (count, node, samples) = self.joined(leaf, samples);
+        let lefts = self.stack.drain(self.stack.len() - count..).rev();
+        let lefts = lefts.map(|(_, _, values)| values.into_iter().map(Some).collect()).collect();
+        Merging::new(self.tensors.clone(), self.wire, (node, samples), lefts, maker)
+    }
+
+    /// Keeps a sum that can still grow.
+    fn keep(&mut self, sum: Option<Reduced>) {
+        self.stack.extend(sum);
+    }
+
+    /// Returns how many nodes of the stack are merged with a leaf of these records, and the node
+    /// and the records of their sum.
+    fn joined(&self, leaf: Node, samples: u64) -> (usize, Node, u64) {
+        let (mut count, mut node, mut samples) = (0, leaf, samples);
+        for (left, records, _) in self.stack.iter().rev() {
+            let Some((parent, sibling)) = node.parent_and_sibling(self.of) else { break };
+            let is_left = *left == sibling && sibling.begin < node.begin;
+            if !is_left || !self.wire.worker_sums(parent, self.of) {
                 break;
             }
-            let Some(left) = self.stack.pop_if(|left| left.0 == sibling && sibling.begin < right.0.begin)
-            else {
-                break;
-            };
-            let (_, left_samples, mut sum) = left;
-            for ((left, right), tensor) in sum.iter_mut().zip(&right.2).zip(&*self.tensors) {
-                values::merge(tensor.role, self.wire, left, right);
-            }
-            right = (parent, left_samples + right.1, sum);
+            (count, node, samples) = (count + 1, parent, samples + records);
         }
-        self.stack.push(right);
+        (count, node, samples)
+    }
+
+    /// Returns whether the sum of a node can grow within this piece.
+    fn grows(&self, node: Node) -> bool {
+        let piece = Node::new(self.indices.start, self.indices.end);
+        let parent = node.parent_and_sibling(self.of).map(|(parent, _)| parent);
+        parent.is_some_and(|parent| piece.covers(parent) && self.wire.worker_sums(parent, self.of))
+    }
+
+    fn whole(&self, node: Node) -> StepNode {
+        StepNode { step: self.step, node, of: self.of }
     }
 }
 
@@ -152,26 +182,11 @@ impl Piece {
 fn nothing(tensors: &[TensorSpec], weights: &[Values]) -> Vec<Values> {
     let nothing = |(tensor, values): (&TensorSpec, &Values)| match tensor.role {
         TensorRole::Parameter => tensor.zeros(),
-        TensorRole::State | TensorRole::Counter | TensorRole::Register => values.clone(),
+        TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
+            values.clone()
+        }
     };
     tensors.iter().zip(weights).map(nothing).collect()
-}
-
-/// Returns the gradients if they fit the job's tensors.
-fn checked(tensors: &[TensorSpec], gradients: Gradients) -> Result<Vec<Values>> {
-    let fits = gradients.values.len() == tensors.len()
-        && tensors
-            .iter()
-            .zip(&gradients.values)
-            .all(|(tensor, values)| values.dtype() == tensor.dtype() && values.len() == tensor.len());
-    if !fits {
-        return Err(Error::Task {
-            what: "gradients".to_owned(),
-            reason: "their number, types or lengths differ from the model's tensors; the model must return one for each, in order"
-                .to_owned(),
-        });
-    }
-    Ok(gradients.values)
 }
 
 /// Evaluates batches with the loaded weights. Sums are in their order. Batches without records
@@ -198,6 +213,7 @@ pub(crate) fn evaluate(
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
     use kernels::cpu::cast;
     use proptest::prelude::*;
 
@@ -208,6 +224,29 @@ mod tests {
         Piece { step: Step(3), of, indices, wire, tensors, stack: Vec::new() }
     }
 
+    /// Adds a microbatch of two records, and returns the sum that it completes. Tensors are made
+    /// from the last to the first.
+    fn add(piece: &mut Piece, index: u32, values: [Values; 2]) -> Option<Made> {
+        let (maker, sum) = piece.begin(Node::leaf(index), 2).unzip();
+        let mut merging = piece.merge(Node::leaf(index), 2, maker);
+        for (tensor, values) in values.into_iter().enumerate().rev() {
+            assert!(sum.as_ref().is_none_or(|sum| !sum.values.is_whole()));
+            merging.take(tensor, values);
+        }
+        piece.keep(merging.finish().unwrap());
+        sum.map(read)
+    }
+
+    /// A whole sum: its node, its records, the value of the parameter, and the counter.
+    type Made = (Node, u64, f32, i64);
+
+    fn read(Sum { node, samples, values }: Sum) -> Made {
+        let made = values.made().now_or_never().expect("it is there").expect("it is whole");
+        let [value, counter] = &*made else { panic!("two tensors") };
+        let value = f32::from_le_bytes(*value.host().first_chunk().unwrap());
+        (node.node, samples, value, i64::from_le_bytes(*counter.host().first_chunk().unwrap()))
+    }
+
     proptest! {
         #[test]
         fn a_piece_pushes_exactly_its_cover(of in 1u32..40, a in 0u32..40, b in 0u32..40) {
@@ -215,19 +254,32 @@ mod tests {
             let mut piece = piece(of, begin..end, WireType::F32);
             let mut pushed = Vec::new();
             for index in begin..end {
-                let values = vec![Values::F32(vec![index as f32]), Values::I64(vec![i64::from(index)])];
-                piece.reduce(Node::leaf(index), 2, values);
-                pushed.extend(piece.take(false));
+                let values = [Values::F32(vec![index as f32]), Values::I64(vec![i64::from(index)])];
+                pushed.extend(add(&mut piece, index, values));
             }
             prop_assert!(piece.stack.is_empty());
-            let nodes: Vec<Node> = pushed.iter().map(|sum| sum.node.node).collect();
+            let nodes: Vec<Node> = pushed.iter().map(|sum| sum.0).collect();
             prop_assert_eq!(&nodes, &proto::tree::cover(begin, end, of));
-            for (node, Sum { samples, values, .. }) in nodes.iter().zip(&pushed) {
+            for (node, samples, value, counter) in pushed {
                 let sum: u32 = (node.begin..node.end).sum();
-                let counter = Values::I64(vec![i64::from(node.end) - 1]);
-                prop_assert_eq!(values, &vec![Values::F32(vec![sum as f32]), counter]);
-                prop_assert_eq!(*samples, u64::from(2 * node.len()));
+                prop_assert_eq!((value, counter), (sum as f32, i64::from(node.end) - 1));
+                prop_assert_eq!(samples, u64::from(2 * node.len()));
             }
+        }
+
+        /// A worker that leaves in the middle of a piece pushes the rest.
+        #[test]
+        fn what_can_still_grow_is_pushed_in_the_end(of in 1u32..40, done in 0u32..40) {
+            let done = done.min(of);
+            let mut piece = piece(of, 0..of, WireType::F32);
+            let mut nodes = Vec::new();
+            for index in 0..done {
+                let values = [Values::F32(vec![1.0]), Values::I64(vec![0])];
+                nodes.extend(add(&mut piece, index, values).map(|sum| sum.0));
+            }
+            nodes.extend(piece.take().into_iter().map(|sum| read(sum).0));
+            prop_assert!(piece.stack.is_empty());
+            prop_assert_eq!(nodes, if done == 0 { Vec::new() } else { proto::tree::cover(0, done, of) });
         }
     }
 
@@ -243,13 +295,11 @@ mod tests {
                     let mut piece = piece(of, indices.clone(), wire);
                     let mut pushed = Vec::new();
                     for index in indices {
-                        let values = vec![Values::F32(vec![values[index as usize]]), Values::I64(vec![i64::from(index)])];
-                        piece.reduce(Node::leaf(index), 2, values);
-                        pushed.extend(piece.take(false));
+                        let values = [Values::F32(vec![values[index as usize]]), Values::I64(vec![i64::from(index)])];
+                        pushed.extend(add(&mut piece, index, values).map(|(node, _, value, _)| (node, value)));
                     }
                     assert!(piece.stack.is_empty());
-                    let node = |sum: Sum| (sum.node.node, sum.values[0].as_f32().unwrap()[0]);
-                    pushed.into_iter().map(node).collect::<Vec<_>>()
+                    pushed
                 };
                 let rounded = |value: f32| {
                     let mut value = [value];
@@ -297,14 +347,5 @@ mod tests {
         let weights = [Values::F32(vec![3.0, 4.0]), Values::F32(vec![0.5]), Values::I64(vec![7])];
         let expected = [Values::F32(vec![0.0, 0.0]), Values::F32(vec![0.5]), Values::I64(vec![7])];
         assert_eq!(nothing(&tensors, &weights), expected);
-    }
-
-    #[test]
-    fn gradients_of_another_model_are_refused() {
-        let tensors = [TensorSpec::parameter("w", [2])];
-        let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0])] };
-        assert!(checked(&tensors, gradients).unwrap_err().to_string().contains("gradients"));
-        let gradients = Gradients { loss: 0.0, values: vec![Values::F32(vec![1.0, -0.5])] };
-        assert_eq!(checked(&tensors, gradients).unwrap(), [Values::F32(vec![1.0, -0.5])]);
     }
 }

@@ -6,8 +6,8 @@
 
 use crate::{
     check::{now, seconds},
-    needs,
-    workspace::{self, has_program},
+    libtorch, needs,
+    workspace::{self, has_program, run_cargo},
 };
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::{
@@ -20,11 +20,13 @@ use std::{
     time::Duration,
 };
 
-/// Run the tests of CUDA devices and their bench on this machine's GPU, and write
+/// Run the tests of CUDA devices and their benches on this machine's GPU, and write
 /// docs/measurements/gpu-NAME.md.
 ///
 /// It needs NVIDIA's driver and a device. NVRTC is fetched with pip unless EBB_NVRTC names its
-/// folder. What is missing is named before anything is built.
+/// folder, and so are PyTorch (2.5 GB to download), which EBB_PYTHON may name, and the CUDA half of
+/// libtorch (2.5 GB), which `training speed` needs. What is missing is named before anything is
+/// built.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// NAME of the report [default: the name of the first device]
@@ -44,12 +46,15 @@ const SKIPPED: &str = "SKIPPED: ";
 /// How `timeout` of coreutils ends when it has ended a command.
 const TIMED_OUT: i32 = 124;
 
-/// The cargo bench of devices, which is no part of `cargo xtask bench`.
+/// The cargo benches of devices, which are no part of `cargo xtask bench`.
 #[cfg(test)]
-pub(crate) const BENCH: &str = "device";
+pub(crate) const BENCHES: [&str; 2] = ["device", "data_plane_on_device"];
 
-/// What runs, as people call it, and the words for cargo.
-const STEPS: [(&str, &str); 7] = [
+/// The step that needs PyTorch and libtorch with CUDA, and the program for Python.
+const TRAINING: (&str, &str) = ("training speed", "benches/gpu.py");
+
+/// What runs, as people call it, and the words for cargo. [`TRAINING`] is the last one.
+const STEPS: [(&str, &str); 9] = [
     (
         "kernels: the bits of the host",
         "test --release --package ebbflow-kernels --features cuda --test cuda_device",
@@ -75,6 +80,11 @@ const STEPS: [(&str, &str); 7] = [
         "test --release --package ebbflow --no-default-features --features cuda --test system on_device::",
     ),
     ("speed", "bench --package ebbflow-kernels --features cuda --bench device"),
+    (
+        "speed between two processes",
+        "bench --package ebbflow --no-default-features --features cuda --bench data_plane_on_device",
+    ),
+    TRAINING,
 ];
 
 /// What the machine has.
@@ -149,10 +159,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         commit: said(Command::new("git").args(["rev-parse", "--short", "HEAD"]))?,
     };
     let chosen = chosen(&args.only)?;
+    let measures = chosen.iter().any(|(what, _)| what.contains("speed"));
+    let python = if measures { needs::torch()? } else { None };
+    if chosen.contains(&TRAINING) {
+        libtorch::ensure_cuda()?;
+        // As `cargo xtask run` does.
+        run_cargo("build --release --package ebbflow --bin ebb")?;
+    }
     let mut done = Vec::new();
-    for (what, command) in chosen {
-        eprintln!("\n== {what}");
-        done.push(step(what, command, nvrtc.as_deref(), args.limit)?);
+    for chosen in chosen {
+        eprintln!("\n== {}", chosen.0);
+        let Some(program) = program(chosen, python.as_deref()) else {
+            eprintln!("{SKIPPED}there is no PyTorch, see above");
+            continue;
+        };
+        done.push(step(chosen, &program, nvrtc.as_deref(), python.as_deref(), args.limit)?);
     }
     let name = args.name.clone().unwrap_or_else(|| slug(&found.devices[0].name));
     let path = workspace::root().join(format!("docs/measurements/gpu-{name}.md"));
@@ -216,15 +237,33 @@ fn missing(found: &Found) -> Option<String> {
     None
 }
 
-/// Runs cargo for so many seconds at most, shows what it prints, and keeps the lines.
-fn step(what: &'static str, words: &'static str, nvrtc: Option<&Path>, limit: u32) -> Result<Done> {
+/// Returns what runs a step. `None`: it needs a Python with PyTorch.
+fn program((what, words): (&str, &str), python: Option<&Path>) -> Option<Command> {
+    if what != TRAINING.0 {
+        let mut cargo = workspace::cargo();
+        cargo.args(words.split_whitespace());
+        return Some(cargo);
+    }
+    let mut command = Command::new(python?);
+    let target = workspace::target_dir();
+    command.arg(words).arg(target.join("release/ebb")).arg(target.join("bench"));
+    Some(command)
+}
+
+/// Runs a step for so many seconds at most, shows what it prints, and keeps the lines.
+fn step(
+    (what, words): (&'static str, &'static str),
+    program: &Command,
+    nvrtc: Option<&Path>,
+    python: Option<&Path>,
+    limit: u32,
+) -> Result<Done> {
     let begin = now();
-    let cargo = workspace::cargo();
     let mut command = Command::new("timeout");
-    command.arg("--kill-after=10").arg(limit.to_string()).arg(cargo.get_program());
-    command.args(cargo.get_args()).args(words.split_whitespace());
+    command.arg("--kill-after=10").arg(limit.to_string()).arg(program.get_program());
+    command.args(program.get_args());
     command.current_dir(workspace::root()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("EBB_TEST_DRIVER", "real");
+    command.env("EBB_TEST_DRIVER", "real").envs(python.map(|python| ("EBB_PYTHON", python)));
     // The bench finds NVRTC by the loader, as `ebb` does.
     if let Some(folder) = nvrtc {
         command.env("EBB_NVRTC", folder).env("LD_LIBRARY_PATH", workspace::library_path_with(folder)?);
@@ -270,6 +309,11 @@ fn slug(name: &str) -> String {
     letters.collect::<String>().split_whitespace().collect::<Vec<_>>().join("-").to_lowercase()
 }
 
+/// Returns the name of the program that these words are for.
+fn runs(words: &str) -> &'static str {
+    if words == TRAINING.1 { "python" } else { "cargo" }
+}
+
 /// Returns the number of tests that passed and failed, of what cargo prints.
 fn counts(lines: &[String]) -> (u32, u32) {
     let (mut passed, mut failed) = (0, 0);
@@ -307,7 +351,12 @@ fn report(name: &str, devices: &[Device], origin: &Origin, done: &[Done]) -> Str
             (passed, 0) => passed.to_string(),
             (passed, failed) => format!("{passed} passed, {failed} failed"),
         };
-        let _ = writeln!(text, "| {what} | {end} | {tests} | {} | `cargo {command}` |", seconds(*took));
+        let _ = writeln!(
+            text,
+            "| {what} | {end} | {tests} | {} | `{} {command}` |",
+            seconds(*took),
+            runs(command)
+        );
     }
     let skipped: Vec<_> =
         done.iter().flat_map(|done| &done.lines).filter_map(|line| line.strip_prefix(SKIPPED)).collect();
@@ -399,16 +448,19 @@ mod tests {
         let found = chosen(&["speed".to_owned(), "pure engine".to_owned()]).unwrap();
         assert_eq!(
             found.iter().map(|(what, _)| *what).collect::<Vec<_>>(),
-            ["pure engine: the bits of the host", "speed"]
+            ["pure engine: the bits of the host", "speed", "speed between two processes", "training speed"]
         );
         let refused = chosen(&["sped".to_owned()]).unwrap_err().to_string();
-        assert!(refused.starts_with("--only sped: ") && refused.ends_with("\n  speed"), "{refused}");
+        assert!(refused.starts_with("--only sped: ") && refused.ends_with("\n  training speed"), "{refused}");
     }
 
     #[test]
-    fn the_bench_of_devices_is_one_that_cargo_has() {
+    fn the_benches_of_devices_are_those_that_cargo_has() {
         let manifest = fs::read_to_string(workspace::root().join("kernels/Cargo.toml")).unwrap();
-        assert!(manifest.contains(&format!("name = \"{BENCH}\"")));
-        assert!(STEPS.iter().any(|(_, words)| words.ends_with(&format!("--bench {BENCH}"))));
+        let manifest = manifest + &fs::read_to_string(workspace::root().join("Cargo.toml")).unwrap();
+        for bench in BENCHES {
+            assert!(manifest.contains(&format!("name = \"{bench}\"")), "{bench}");
+            assert!(STEPS.iter().any(|(_, words)| words.ends_with(&format!("--bench {bench}"))), "{bench}");
+        }
     }
 }

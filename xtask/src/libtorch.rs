@@ -143,6 +143,13 @@ pub(crate) fn ensure_installed() -> Result<()> {
     run(&Args { cuda: false })
 }
 
+/// Makes sure that a program finds the CUDA half of libtorch, fetching it if need be. A libtorch of
+/// the user's has it, or has not.
+pub(crate) fn ensure_cuda() -> Result<()> {
+    let cuda = owned_by_user(&libtorch_link()).is_none();
+    run(&Args { cuda })
+}
+
 /// Returns the folder that `LIBTORCH` names, or that stands in the place of our link.
 fn owned_by_user(link: &Path) -> Option<PathBuf> {
     libtorch_of_user().or_else(|| (link.is_dir() && !link.is_symlink()).then(|| link.to_owned()))

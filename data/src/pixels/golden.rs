@@ -190,7 +190,7 @@ fn normalized_values_have_the_bits_of_torchvision() {
         let ramp = Image { height: 16, width: 16, channels: 3, values };
         let single = |field: &str| -> Vec<f32> { case.numbers(field).iter().map(|&n| n as f32).collect() };
         let mut ours = vec![0.0; 3 * 256];
-        normalized(&ramp, &single("mean"), &single("std"), &mut ours);
+        normalized(&ramp, &normalization(3, 256, &single("mean"), &single("std")), &mut ours);
         let ours: Vec<u8> = ours.iter().flat_map(|value| value.to_le_bytes()).collect();
         assert!(ours == case.bytes);
     });

@@ -29,7 +29,7 @@ pub(crate) use decode::{Encoding, decode, decode_rows, rgb, size};
 pub(crate) use geometry::{
     Window, center, cropped, flipped_horizontally, flipped_vertically, random_resized_window, short_side,
 };
-pub(crate) use normalize::{normalized, planar};
+pub(crate) use normalize::{normalization, normalized, planar};
 pub(crate) use resize::resized;
 
 /// An image in memory: rows of pixels, channels side by side.

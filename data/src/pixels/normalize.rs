@@ -1,21 +1,29 @@
 //! The values of a model: one channel after the other (CHW), as floats or as bytes.
 
 use super::Image;
+use crate::levels::Levels;
 
-/// Writes `(value / 255 - mean) / std` of each channel's values to `out`, one channel after the
-/// other.
+/// Returns `(value / 255 - mean) / std` of the bytes of each channel, for images of `pixels`
+/// pixels.
 ///
 /// The bits are those of torchvision's `ToDtype(float32, scale=True)` and `Normalize`. So `value /
 /// 255` is a product with 1/255, and the difference is divided and not multiplied.
 ///
 /// # Panics
-/// `out` has another length than the image, or `mean` or `std` has fewer values than channels.
-pub(crate) fn normalized(image: &Image, mean: &[f32], std: &[f32], out: &mut [f32]) {
-    // A byte has 256 values. To look results up costs less than two divisions of each pixel.
-    let table = |channel: usize| -> [f32; 256] {
-        std::array::from_fn(|value| (value as f32 * (1.0 / 255.0) - mean[channel]) / std[channel])
-    };
-    let tables = if image.channels == 3 { [table(0), table(1), table(2)] } else { [table(0); 3] };
+/// `mean` or `std` has fewer values than channels.
+pub(crate) fn normalization(channels: usize, pixels: usize, mean: &[f32], std: &[f32]) -> Levels {
+    Levels::new(channels, pixels, |channel, value| {
+        (f32::from(value) * (1.0 / 255.0) - mean[channel]) / std[channel]
+    })
+}
+
+/// Writes the levels of each channel's values to `out`, one channel after the other.
+///
+/// # Panics
+/// `out` has another length than the image, or there are fewer tables than channels.
+pub(crate) fn normalized(image: &Image, levels: &Levels, out: &mut [f32]) {
+    let table = |channel: usize| levels.table(channel.min(image.channels - 1));
+    let tables = [table(0), table(1), table(2)];
     separated(image, out, |channel, value| tables[channel][usize::from(value)]);
 }
 
@@ -58,7 +66,7 @@ mod tests {
         planar(&image, &mut bytes);
         assert_eq!(bytes, [0, 153, 51, 204, 102, 255]);
         let mut floats = [0.0; 6];
-        normalized(&image, &[0.0, 0.5, 1.0], &[1.0, 0.5, 2.0], &mut floats);
+        normalized(&image, &normalization(3, 2, &[0.0, 0.5, 1.0], &[1.0, 0.5, 2.0]), &mut floats);
         let expected = [0.0, 0.6, -0.6, 0.6, -0.3, 0.0];
         for (ours, exact) in floats.iter().zip(expected) {
             assert!((ours - exact).abs() < 1e-6, "{floats:?}");
@@ -69,7 +77,7 @@ mod tests {
     fn a_grey_image_has_one_plane() {
         let image = Image { height: 2, width: 1, channels: 1, values: vec![0, 255] };
         let mut floats = [0.0; 2];
-        normalized(&image, &[0.5], &[0.25], &mut floats);
+        normalized(&image, &normalization(1, 2, &[0.5], &[0.25]), &mut floats);
         assert_eq!(floats, [-2.0, 2.0]);
     }
 }

@@ -6,9 +6,10 @@ use proto::spec::transform::{Numbers, Side};
 
 use crate::cast::{cast, each_i64};
 use crate::column::each_f64;
+use crate::levels::Levels;
 
 /// Change of one record's numbers.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Change {
     /// Values in another type.
     Cast(ElementType),
@@ -82,6 +83,26 @@ impl Change {
             }
             _ => Err("it takes images".to_owned()),
         }
+    }
+
+    /// Returns what each byte becomes, if the change makes a float of each value by itself. `None`:
+    /// it does not, or values of type `from` are no bytes.
+    pub(super) fn levels(&self, from: ElementType) -> Option<Levels> {
+        let tables = match self {
+            Self::Cast(ElementType::F32) | Self::Log { .. } => 1,
+            Self::Normalize { mean, std } => mean.len().max(std.len()),
+            _ => return None,
+        };
+        if from != ElementType::U8 || tables > Levels::TABLES_MAX {
+            return None;
+        }
+        // A value of each table in turn, as the change repeats its numbers.
+        let bytes: Vec<u8> = (0..=u8::MAX).flat_map(|byte| std::iter::repeat_n(byte, tables)).collect();
+        let floats = self.apply(from, &bytes).ok()?;
+        let floats = floats.as_chunks().0;
+        Some(Levels::new(tables, 1, |table, byte| {
+            f32::from_le_bytes(floats[usize::from(byte) * tables + table])
+        }))
     }
 
     /// Changes one record's values of type `from`.

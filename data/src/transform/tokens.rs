@@ -7,7 +7,7 @@ use proto::column::{ColumnSpec, ElementType};
 use crate::tokenizer::Tokenizer;
 
 /// The tokens of a text.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Tokens {
     tokenizer: Arc<Tokenizer>,
     special: bool,

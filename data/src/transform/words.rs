@@ -10,14 +10,14 @@ use proto::spec::transform::Word;
 use crate::cast::each_i64;
 
 /// Numbers of integers and texts.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lookup {
     /// Whether the bytes of a record are one text.
     text: bool,
     table: Table,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Table {
     Hash { buckets: u64 },
     Integers { places: HashMap<i64, i64>, default: Option<i64> },

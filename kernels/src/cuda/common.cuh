@@ -7,6 +7,7 @@
 // The options of both compilers forbid fused multiply-add, approximate division and flushed
 // subnormals. A launch has any number of threads: a result does not depend on it.
 
+typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -39,6 +39,9 @@ use crate::error::Error;
 /// is looked for: 12.0.
 const VERSION_MIN: i32 = 12_000;
 
+/// Bytes for an address on the PCI bus, with the zero behind it. The driver needs 13.
+const PCI_ADDRESS_MAX: usize = 32;
+
 /// A CUDA device that runs kernels. Storage on it keeps it open.
 pub struct Device {
     ordinal: usize,
@@ -95,7 +98,7 @@ impl Device {
                     unsafe { result::device::total_mem(device) }.map_err(failed("say its memory"))?;
                 let uuid = result::device::get_uuid(device).map_err(failed("say its number"))?;
                 let uuid = uuid_text(bytemuck::cast(uuid.bytes));
-                Ok(Listed { name, memory_bytes: memory as u64, uuid })
+                Ok(Listed { name, memory_bytes: memory as u64, uuid, pci: pci_address(device) })
             };
             (0..count()?).map(listed).collect()
         })
@@ -225,7 +228,7 @@ impl Device {
         self.context.bind_to_thread().map_err(|error| self.failed("run on this thread", error))
     }
 
-    fn failed(&self, what: &'static str, error: DriverError) -> Error {
+    pub(super) fn failed(&self, what: &'static str, error: DriverError) -> Error {
         failed(self.ordinal, what, error)
     }
 
@@ -326,12 +329,10 @@ impl Device {
         if !self.pooled {
             return self.free_apart(Address(address));
         }
-        let freed = self.bind().and_then(|()| {
+        self.aside("free memory", || {
             // SAFETY: the memory is of this device, and every kernel that uses it is queued before.
-            let freed = unsafe { result::free_async(address, self.compute.cu_stream()) };
-            freed.map_err(|error| self.failed("free memory", error))
+            unsafe { result::free_async(address, self.compute.cu_stream()) }
         });
-        self.note(freed);
     }
 
     /// Frees memory that was not allocated in the order of a stream, when all operations so far
@@ -345,11 +346,19 @@ impl Device {
 
     /// Gives memory up when all operations so far have run.
     pub(super) fn give_up(&self, what: &'static str, act: impl FnOnce() -> Result<(), DriverError>) {
-        let given_up = self.bind().and_then(|()| {
-            let given_up = self.compute.synchronize().and_then(|()| act());
-            given_up.map_err(|error| self.failed(what, error))
+        self.aside(what, || self.compute.synchronize().and_then(|()| act()));
+    }
+
+    /// Calls the driver, and leaves the thread with the device that it had. A thread of another
+    /// library may drop memory, and its next call is for its own device.
+    fn aside(&self, what: &'static str, act: impl FnOnce() -> Result<(), DriverError>) {
+        let acted = result::ctx::get_current().and_then(|before| {
+            self.context.bind_to_thread()?;
+            let acted = act();
+            // SAFETY: the context was current a moment ago. Without one the thread had none.
+            unsafe { result::ctx::set_current(before.unwrap_or(std::ptr::null_mut())) }.and(acted)
         });
-        self.note(given_up);
+        self.note(acted.map_err(|error| self.failed(what, error)));
     }
 
     /// Fills memory with zeros, after all operations so far.
@@ -566,8 +575,17 @@ pub(super) fn uuid_text(bytes: [u8; 16]) -> String {
     text
 }
 
+/// Returns the address of a device on the PCI bus. Empty: the driver does not tell.
+fn pci_address(device: sys::CUdevice) -> String {
+    let mut text = [0; PCI_ADDRESS_MAX];
+    // SAFETY: the driver writes at most so many bytes, with a zero behind the text.
+    let said = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) };
+    let whole = std::ffi::CStr::from_bytes_until_nul(&text).ok().filter(|_| said == CUresult::CUDA_SUCCESS);
+    whole.map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// Returns the number of devices.
-fn count() -> Result<usize, Error> {
+pub(super) fn count() -> Result<usize, Error> {
     match CudaContext::device_count() {
         Err(DriverError(CUresult::CUDA_ERROR_NO_DEVICE)) => Ok(0),
         Err(error) => Err(failed(0, "start its driver", error)),

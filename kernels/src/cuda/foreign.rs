@@ -9,6 +9,11 @@ use super::launch::Address;
 use crate::storage::Storage;
 
 impl Storage {
+    /// Returns the number of the device on which the values lie. `None`: they lie on the host.
+    pub fn ordinal(&self) -> Option<usize> {
+        self.on_any_device().map(|buffer| buffer.device().ordinal())
+    }
+
     /// Returns where the values lie on a device, for a library that reads them there once
     /// [`Device::settle`](crate::Device::settle) has returned. `None`: they lie on the host.
     pub fn foreign_address(&self) -> Option<u64> {

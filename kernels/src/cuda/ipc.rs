@@ -23,11 +23,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use cudarc::driver::result::DriverError;
+use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUresult};
 use proto::tensor::DType;
 
-use super::device::{Device, reason, uuid_text};
+use super::device::{Device, count, reason, uuid_text};
 use super::launch::Address;
 use super::memory::{Buffer, Origin};
 use crate::device::PART_ALIGNMENT;
@@ -43,7 +43,8 @@ const RAW_BYTES: usize = 64;
 /// What an error says that the device could not do.
 const OPEN: &str = "open memory of another process";
 
-/// What CUDA's documentation demands of each call that opens memory.
+/// What CUDA's documentation demands of each call that opens memory. The driver then also opens
+/// memory of another device, if the devices have access to each other.
 const FLAGS: u32 = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
 
 /// What another process needs to open exported memory. A process of the same user that has the
@@ -94,25 +95,33 @@ impl fmt::Debug for Handle {
 /// The memory is closed when this is dropped. What was told to read it has run by then. The
 /// exporter keeps the memory until it hears that.
 #[derive(Debug)]
-pub struct Opened(Storage);
+pub struct Opened {
+    storage: Storage,
+    /// Bytes of the device that opened it.
+    taken: u64,
+}
 
 impl Opened {
-    /// Opens the memory of a handle, whose values have one type.
+    /// Opens the memory of a handle, whose values have one type. It lies on this device, or on one
+    /// whose memory this device has access to.
     ///
     /// # Errors
-    /// The memory lies on another device, it is gone, or the driver refuses to pass it. The device
-    /// goes on.
+    /// The device has no access to the memory, the memory is gone, or the driver refuses to pass
+    /// it. The device goes on.
     pub fn open(device: &Arc<Device>, dtype: DType, handle: &Handle) -> Result<Self, Error> {
         let len = usize::try_from(handle.bytes).unwrap_or(usize::MAX) / dtype.size();
         let address = device.open_exported(handle)?;
-        let buffer = Buffer::new(device, address, len * dtype.size(), Origin::Opened);
-        Ok(Self(Storage::in_buffer(dtype, len, buffer)))
+        let bytes = len * dtype.size();
+        let buffer = Buffer::new(device, address, bytes, Origin::Opened);
+        let is_here = handle.device == device.uuid();
+        let taken = if is_here { taken(bytes) as u64 } else { 0 };
+        Ok(Self { storage: Storage::in_buffer(dtype, len, buffer), taken })
     }
 
-    /// Returns the bytes of the device that the memory takes.
+    /// Returns the bytes of the device that the memory takes. None if it lies on another device.
     #[must_use]
-    pub fn taken_bytes(&self) -> u64 {
-        taken(self.size()) as u64
+    pub const fn taken_bytes(&self) -> u64 {
+        self.taken
     }
 
     /// Returns `bytes` from the byte `begin` on, as values of this type. The part keeps the memory
@@ -138,7 +147,7 @@ impl Deref for Opened {
     type Target = Storage;
 
     fn deref(&self) -> &Storage {
-        &self.0
+        &self.storage
     }
 }
 
@@ -212,10 +221,6 @@ impl Device {
 
     /// Opens memory of another process.
     fn open_exported(&self, handle: &Handle) -> Result<Address, Error> {
-        if handle.device != self.uuid() {
-            let (found, expected) = (uuid_text(handle.device), uuid_text(self.uuid()));
-            return Err(Error::OtherDevice { ordinal: self.ordinal(), found, expected });
-        }
         self.bind()?;
         let reserved: [c_char; RAW_BYTES] = bytemuck::cast(handle.raw);
         let mut address = 0;
@@ -225,6 +230,10 @@ impl Device {
         opened.result().map_err(|error| match error.0 {
             CUresult::CUDA_ERROR_INVALID_HANDLE | CUresult::CUDA_ERROR_MAP_FAILED => {
                 Error::Gone { ordinal: self.ordinal(), reason: reason(error) }
+            }
+            CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED | CUresult::CUDA_ERROR_TOO_MANY_PEERS => {
+                let (found, expected) = (uuid_text(handle.device), uuid_text(self.uuid()));
+                Error::OtherDevice { ordinal: self.ordinal(), found, expected, reason: reason(error) }
             }
             _ => self.not_shared(OPEN, reason(error)),
         })?;
@@ -245,6 +254,24 @@ impl Device {
         // SAFETY: the driver writes an address and a number.
         unsafe { sys::cuMemGetAddressRange_v2(&raw mut base, &raw mut bytes, address) }.result()?;
         Ok((base + bytes as u64).saturating_sub(address))
+    }
+
+    /// Returns whether the device with this UUID may reach memory of this one. Of a device that
+    /// this process does not see nothing is known.
+    pub(crate) fn is_reached_from(&self, uuid: &[u8]) -> bool {
+        let devices =
+            (0..count().unwrap_or_default()).filter_map(|ordinal| result::device::get(ordinal as i32).ok());
+        let has_uuid = |device: &sys::CUdevice, uuid: &[u8]| {
+            let found: Option<[u8; 16]> =
+                result::device::get_uuid(*device).ok().map(|found| bytemuck::cast(found.bytes));
+            found.is_some_and(|found| found == uuid)
+        };
+        let find = |uuid: &[u8]| devices.clone().find(|device| has_uuid(device, uuid));
+        let (Some(own), Some(other)) = (find(&self.uuid()), find(uuid)) else { return true };
+        let mut can = 0;
+        // SAFETY: the driver writes one number.
+        own == other
+            || unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, other, own) }.result().is_ok() && can != 0
     }
 
     /// Closes memory of another process when all operations so far have run.

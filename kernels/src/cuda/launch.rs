@@ -18,7 +18,7 @@ pub(crate) const SLOTS_MAX: usize = 3;
 
 /// All kernels, by their names in the `.cu` files.
 #[cfg(feature = "cuda")]
-pub(crate) const KERNELS: [&str; 34] = [
+pub(crate) const KERNELS: [&str; 35] = [
     "sgd",
     "momentum",
     "adam",
@@ -53,6 +53,7 @@ pub(crate) const KERNELS: [&str; 34] = [
     "relu_slope",
     "tanh_slope",
     "scale",
+    "look_up",
 ];
 
 /// Threads of a block. Each thread works on one element at a time.
@@ -517,4 +518,32 @@ pub(crate) unsafe fn scale<Q: Queue>(
     let Some(shape) = Shape::of(length) else { return Ok(()) };
     // SAFETY: the kernel's own parameters; the caller's promise.
     unsafe { queue.launch("scale", shape, arguments![values, factor, length]) }
+}
+
+/// Tables of floats, one for each byte: see [`Levels`](crate::Levels).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tables {
+    pub(crate) address: Address,
+    pub(crate) count: u32,
+    /// Number of bytes with one table.
+    pub(crate) run: u64,
+}
+
+/// Writes the float of each byte.
+///
+/// # Errors
+/// The queue did not take it.
+///
+/// # Safety
+/// See [`Queue::launch`].
+pub(crate) unsafe fn look_up<Q: Queue>(
+    queue: &Q,
+    bytes: Address,
+    Tables { address, count, run }: Tables,
+    to: Address,
+    length: u64,
+) -> Result<(), Q::Error> {
+    let Some(shape) = Shape::of(length) else { return Ok(()) };
+    // SAFETY: the kernel's own parameters; the caller's promise.
+    unsafe { queue.launch("look_up", shape, arguments![bytes, address, count, run, to, length]) }
 }

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proto::wire::WireType;
 
 use super::host::Host;
-use super::launch::{self, Address, Cast, Operands, Pass, SLOTS_MAX, SUMS_MAX, Sizes, Slope, Table};
-use crate::cpu::{self, cast, dense, state, sum};
+use super::launch::{self, Address, Cast, Operands, Pass, SLOTS_MAX, SUMS_MAX, Sizes, Slope, Table, Tables};
+use crate::cpu::{self, cast, dense, levels, state, sum};
 use crate::optimizer::tests::{bits, optimizers};
 use crate::optimizer::{Norms, Update};
 use crate::slot::Slot;
@@ -299,6 +299,32 @@ proptest! {
         // SAFETY: all have one length.
         unsafe { launch::largest(&device, [to, Host::address(&right)], to, length) }.expect("a kernel");
         prop_assert_eq!(merged, expected);
+    }
+}
+
+proptest! {
+    /// Every bit counts here, those of a NaN too: nothing is computed.
+    #[test]
+    fn floats_of_bytes_have_all_bits_of_their_twins(
+        tables in (1..5_usize).prop_flat_map(|count| vec(value(), count * levels::LEVELS)),
+        bytes in vec(any::<u8>(), 0..600), run in prop_oneof![1..9_usize, 20..300_usize],
+        shifts in [0..5_usize, 0..5_usize], blocks_max in 1..4_u32,
+    ) {
+        let mut expected = vec![f32::NAN; bytes.len()];
+        levels::look_up(&tables, run, &bytes, &mut expected);
+        // Values in front belong to nobody.
+        let [from, to] = shifts;
+        let shifted = [vec![7; from], bytes].concat();
+        let mut found = vec![f32::NAN; to + expected.len()];
+        let count = (tables.len() / levels::LEVELS) as u32;
+        let tables = Tables { address: Host::address(&tables), count, run: run as u64 };
+        let (bytes, length) = (Host::address(&shifted[from..]), expected.len() as u64);
+        let address = Host::address_mut(&mut found[to..]);
+        // SAFETY: there are a float for each byte, and so many tables.
+        unsafe { launch::look_up(&Host::new(blocks_max), bytes, tables, address, length) }.expect("a kernel");
+        let raw = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        prop_assert_eq!(raw(&found[to..]), raw(&expected));
+        prop_assert_eq!(raw(&found[..to]), raw(&vec![f32::NAN; to]));
     }
 }
 

@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -44,9 +45,11 @@ enum Result {
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
     INVALID_CONTEXT = 201,
+    PEER_ACCESS_UNSUPPORTED = 217,
     UNSUPPORTED_PTX_VERSION = 222,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    ALREADY_REGISTERED = 712,
 };
 
 // An order that the driver forgets. A place where there is nothing to wait for does not count.
@@ -116,6 +119,8 @@ enum Call {
     WAIT,
     // Memory of the device, or page-locked memory of the host.
     ALLOCATION,
+    // A byte of the host that is copied to the device.
+    UPLOADED_BYTE,
     CALLS,
 };
 static long CALLED[CALLS];
@@ -264,6 +269,7 @@ struct Exported {
     unsigned long long bytes;
     int process;
     int file;
+    int device;
 };
 
 struct Handle {
@@ -301,8 +307,18 @@ static unsigned long long NUMBER = 0;
 static bool IS_OWN_OPENED = false;
 // What calls that pass memory between processes fail with.
 static const int IPC = said("EBB_TEST_IPC", SUCCESS);
+// Whether all devices have access to each other's memory.
+static const bool PEERS = said("EBB_TEST_PEERS", 0) != 0;
 static thread_local void* CURRENT = nullptr;
-static int CONTEXT;
+// The contexts of devices.
+static char CONTEXTS[64];
+
+static bool is_context(const void* context) { return context >= CONTEXTS && context < CONTEXTS + sizeof(CONTEXTS); }
+
+// Returns the device whose context is current. -1: none.
+static int current_device() {
+    return is_context(CURRENT) ? int(static_cast<const char*>(CURRENT) - CONTEXTS) : -1;
+}
 
 #define LOCKED std::lock_guard<std::recursive_mutex> locked(LOCK)
 
@@ -509,6 +525,11 @@ DRIVER Result cuDeviceGetUuid_v2(unsigned char* uuid, int device) {
     return SUCCESS;
 }
 
+DRIVER Result cuDeviceGetPCIBusId(char* address, int length, int device) {
+    std::snprintf(address, length, "0000:%02X:00.0", 0xA0 + device);
+    return SUCCESS;
+}
+
 DRIVER Result cuDeviceGetAttribute(int* value, int attribute, int) {
     switch (attribute) {
         case 75:  // The major number of the compute capability.
@@ -525,8 +546,16 @@ DRIVER Result cuDeviceGetAttribute(int* value, int attribute, int) {
     }
 }
 
-DRIVER Result cuDevicePrimaryCtxRetain(void** context, int) {
-    *context = &CONTEXT;
+DRIVER Result cuDevicePrimaryCtxRetain(void** context, int device) {
+    if (device < 0 || device >= int(sizeof(CONTEXTS))) {
+        return INVALID_VALUE;
+    }
+    *context = &CONTEXTS[device];
+    return SUCCESS;
+}
+
+DRIVER Result cuDeviceCanAccessPeer(int* can, int device, int other) {
+    *can = PEERS && device != other;
     return SUCCESS;
 }
 
@@ -778,7 +807,7 @@ DRIVER Result cuIpcGetMemHandle(Handle* handle, Pointer pointer) {
     if ((block.file < 0 && !move_to_file(pointer, &block)) || fstat(block.file, &status) != 0) {
         return OUT_OF_MEMORY;
     }
-    const Exported exported = {MAGIC, status.st_ino, block.bytes, getpid(), block.file};
+    const Exported exported = {MAGIC, status.st_ino, block.bytes, getpid(), block.file, current_device()};
     std::memset(handle, 0, sizeof(*handle));
     std::memcpy(handle, &exported, sizeof(exported));
     return SUCCESS;
@@ -797,6 +826,9 @@ DRIVER Result cuIpcOpenMemHandle_v2(Pointer* pointer, Handle handle, unsigned fl
     }
     if (exported.process == getpid() && !IS_OWN_OPENED) {
         return INVALID_CONTEXT;
+    }
+    if (exported.device != current_device() && !PEERS) {
+        return PEER_ACCESS_UNSUPPORTED;
     }
     const std::string path =
         "/proc/" + std::to_string(exported.process) + "/fd/" + std::to_string(exported.file);
@@ -890,6 +922,36 @@ DRIVER Result cuMemFreeHost(void* memory) {
     return SUCCESS;
 }
 
+// Memory of somebody else, in whole pages.
+DRIVER Result cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
+    WORKING;
+    const Pointer begin = reinterpret_cast<Pointer>(memory);
+    if (bytes == 0 || begin % 4096 != 0) {
+        return INVALID_VALUE;
+    }
+    const auto next = PINNED.lower_bound(begin);
+    const bool overlaps_next = next != PINNED.end() && next->first < begin + bytes;
+    const bool overlaps_last = next != PINNED.begin() && std::prev(next)->first + std::prev(next)->second > begin;
+    if (overlaps_next || overlaps_last) {
+        return ALREADY_REGISTERED;
+    }
+    PINNED[begin] = bytes;
+    return SUCCESS;
+}
+
+DRIVER Result cuMemHostUnregister(void* memory) {
+    WORKING;
+    const auto found = PINNED.find(reinterpret_cast<Pointer>(memory));
+    if (found == PINNED.end()) {
+        return INVALID_VALUE;
+    }
+    if (is_used_later(on_host(memory, found->second))) {
+        harm(FREED_TOO_EARLY);
+    }
+    PINNED.erase(found);
+    return SUCCESS;
+}
+
 DRIVER Result cuMemsetD8Async(Pointer to, unsigned char value, std::size_t bytes, Stream* stream) {
     WORKING;
     const auto write = [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); };
@@ -910,6 +972,7 @@ static std::map<Pointer, const void*>& UPLOADS = *new std::map<Pointer, const vo
 // The copy may read the host's memory as late as the stream is waited for, as from pinned memory.
 DRIVER Result cuMemcpyHtoDAsync_v2(Pointer to, const void* from, std::size_t bytes, Stream* stream) {
     WORKING;
+    CALLED[UPLOADED_BYTE] += bytes;
     UPLOADS[to] = from;
     const auto copy = [=] {
         UPLOADS.erase(to);
@@ -1050,7 +1113,7 @@ DRIVER Result cuLaunchKernel(const Function* function, unsigned blocks, unsigned
                              unsigned, unsigned, unsigned, Stream* stream, void** arguments, void**) {
     WORKING;
     ++CALLED[LAUNCH];
-    if (CURRENT != &CONTEXT || blocks == 0 || threads == 0) {
+    if (!is_context(CURRENT) || blocks == 0 || threads == 0) {
         return INVALID_VALUE;
     }
     const Kernel* const kernel = function->kernel;

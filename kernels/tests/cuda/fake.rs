@@ -40,6 +40,8 @@ pub enum Call {
     Wait,
     /// Memory of the device, or page-locked memory of the host, is allocated.
     Allocation,
+    /// A byte of the host is copied to the device.
+    UploadedByte,
 }
 
 impl Driver {
@@ -140,6 +142,18 @@ impl Driver {
     pub fn called(&self, call: Call) -> c_long {
         // SAFETY: the type of the function in `driver.cpp`.
         unsafe { self.function::<unsafe extern "C" fn(c_int) -> c_long>(c"fake_called")(call as c_int) }
+    }
+
+    /// Returns whether a device is current on this thread.
+    pub fn is_current(&self) -> bool {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the type of the function in `driver.cpp`, which writes one pointer.
+        unsafe {
+            let current =
+                self.function::<unsafe extern "C" fn(*mut *mut c_void) -> c_int>(c"cuCtxGetCurrent");
+            current(&raw mut context);
+        }
+        !context.is_null()
     }
 
     /// Returns what this process did since the last call of `mutate` that no driver allows.

@@ -58,7 +58,8 @@ static thread_local Index threadIdx, blockIdx, blockDim, gridDim;
     OF(relu) \
     OF(relu_slope) \
     OF(tanh_slope) \
-    OF(scale)
+    OF(scale) \
+    OF(look_up)
 
 // A launch that may run later: arguments are copied at once, as a driver does.
 template <auto KERNEL>

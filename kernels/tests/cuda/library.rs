@@ -2,7 +2,8 @@
 #![expect(unsafe_code, reason = "loads libraries that the tests have built or been given")]
 
 use std::ffi::{CStr, CString, c_void};
-use std::fs;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Command;
@@ -22,21 +23,40 @@ const OPTIONS: [&str; 10] = [
     "-fvisibility=hidden",
 ];
 
-/// Builds `folder/name` from a file of `tests/cuda/` and the text of the kernels.
+/// Builds `folder/name` from a file of `tests/cuda/` and the text of the kernels. A compiler takes
+/// ten seconds for it, so all test programs of a target folder share what was built.
 ///
 /// # Panics
 /// With what the compiler says.
 pub fn build(file: &str, kernels: &str, folder: &Path, name: &str) {
-    fs::write(folder.join("kernels.cu"), kernels).expect("a temporary file");
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let source =
         crates.map(|folder| folder.join("kernels/tests/cuda").join(file)).find(|source| source.exists());
     let source = source.unwrap_or_else(|| panic!("no `kernels/tests/cuda/{file}`"));
-    let mut compiler = Command::new("c++");
-    compiler.args(OPTIONS).arg("-I").arg(folder).arg(format!("-Wl,-soname,{name}"));
-    compiler.arg("-o").arg(folder.join(name)).arg(source);
-    let output = compiler.output().expect("a C++ compiler");
-    assert!(output.status.success(), "{compiler:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let mut key = DefaultHasher::new();
+    let texts = [source.clone(), source.with_file_name("host.hpp")];
+    let texts = texts.map(|text| fs::read(text).expect("a file of the tests"));
+    (OPTIONS, name, kernels, texts).hash(&mut key);
+    let program = std::env::current_exe().expect("the path of the test program");
+    let shared = program.ancestors().nth(2).expect("the target folder").join("test-libraries");
+    let shared = shared.join(format!("{:016x}", key.finish()));
+    fs::create_dir_all(&shared).expect("a folder for libraries of tests");
+    // One test builds, and the others wait for it.
+    let lock = File::create(shared.join("lock")).expect("a file to lock");
+    lock.lock().expect("a lock");
+    let built = shared.join(name);
+    if !built.exists() {
+        fs::write(shared.join("kernels.cu"), kernels).expect("the text of the kernels");
+        // Under its name only when it is whole.
+        let partial = shared.join("partial");
+        let mut compiler = Command::new("c++");
+        compiler.args(OPTIONS).arg("-I").arg(&shared).arg(format!("-Wl,-soname,{name}"));
+        compiler.arg("-o").arg(&partial).arg(source);
+        let output = compiler.output().expect("a C++ compiler");
+        assert!(output.status.success(), "{compiler:?}: {}", String::from_utf8_lossy(&output.stderr));
+        fs::rename(partial, &built).expect("the new library");
+    }
+    fs::copy(built, folder.join(name)).expect("a temporary file");
 }
 
 /// Loads a library for good. Whoever loads one of its name later gets this one.

@@ -306,6 +306,7 @@ impl Checkpoints {
             watermark: Step(saved.watermark),
             above: saved.applied_above.iter().copied().map(Step).collect(),
             samples_skipped: saved.samples_skipped,
+            overflows: saved.overflows,
         };
         let named = proto::convert::artifact_name(&saved.file).is_ok();
         let partition = saved.partition < seen.spec.fleet.ps;

@@ -100,6 +100,7 @@ struct Ledger {
     microbatches_applied: u64,
     samples_applied: u64,
     duplicates_dropped: u64,
+    overflows: u64,
 }
 
 impl Numbers {
@@ -163,6 +164,7 @@ impl Numbers {
             microbatches_applied: min(|ledger| ledger.microbatches_applied),
             samples_applied: min(|ledger| ledger.samples_applied),
             duplicates_dropped: ledgers.iter().map(|ledger| ledger.duplicates_dropped).sum(),
+            overflows: min(|ledger| ledger.overflows),
         });
     }
 }
@@ -335,6 +337,7 @@ impl Job {
                 .or(whole_samples)
                 .unwrap_or(0),
             duplicates_dropped: ledger.map_or(0, |ledger| ledger.duplicates_dropped),
+            overflows: ledger.map_or(0, |ledger| ledger.overflows),
             leases_expired: numbers.leases_expired,
             workers: crew.map_or(0, Crew::len),
             workers_seen: numbers.workers_seen() as u32,

@@ -2,6 +2,7 @@
 //! of them after it. Nothing here calls libtorch.
 
 use data::Batch;
+use proto::loss_scale::LossScale;
 use proto::metrics::{Evaluation, Metric, Tallies};
 use proto::spec::{Loss, ModelSpec};
 use proto::tensor::Values;
@@ -50,6 +51,19 @@ pub fn check_own_loss(mean: &Returned) -> Result<()> {
     }
     let found = format!("{} of shape {:?}", mean.kind, mean.shape);
     Err(mismatch(Loss::Module, "one mean loss, Float", found))
+}
+
+/// Returns the factor of the loss from the elements of a loss scale.
+///
+/// # Errors
+/// There is no scale with which gradients fit f16.
+pub fn loss_scale(elements: &[i64]) -> Result<f32> {
+    LossScale::read(elements).and_then(LossScale::factor).ok_or_else(|| Error::Engine {
+        what: "the loss scale".to_owned(),
+        reason: "gradients overflow f16 with every loss scale down to 2^-24; compute in bf16, which has the range of f32 \
+                 (model.autocast = \"bf16\", or torch.bfloat16 in a loop), or lower the learning rate"
+            .to_owned(),
+    })
 }
 
 /// Returns the error of a loss without gradients.

@@ -23,11 +23,17 @@ use crate::ids::{PartitionId, Step, Version};
 use crate::tensor::DType;
 
 /// Format that this program writes.
-const FORMAT: u64 = 2;
+const FORMAT: u64 = 3;
 
-/// First format with `samples_skipped`. A file without skipped records has the format before it, so
-/// that older programs can read it.
+/// Oldest format. Each file is written in the oldest format that has all of its fields, so that
+/// older programs can read it.
+const PLAIN: u64 = 1;
+
+/// First format with `samples_skipped`.
 const WITH_SKIPPED: u64 = 2;
+
+/// First format with `overflows`.
+const WITH_OVERFLOWS: u64 = 3;
 
 /// Longest header in bytes: the limit of other readers of safetensors.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -108,6 +114,8 @@ struct Metadata {
     applied_above: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     samples_skipped: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    overflows: Option<String>,
     crc32c: String,
 }
 
@@ -129,15 +137,23 @@ impl Partition {
     /// [`ALIGNED`]. The length does not depend on the checksums.
     pub fn encode(&self) -> Bytes {
         let list = |numbers: &mut dyn Iterator<Item = String>| numbers.collect::<Vec<_>>().join(" ");
-        let skipped = Some(self.applied.samples_skipped).filter(|&skipped| skipped > 0);
+        let counted = |count: u64| Some(count).filter(|&count| count > 0).map(|count| count.to_string());
+        let skipped = counted(self.applied.samples_skipped);
+        let overflows = counted(self.applied.overflows);
+        let format = match (&overflows, &skipped) {
+            (Some(_), _) => WITH_OVERFLOWS,
+            (None, Some(_)) => WITH_SKIPPED,
+            (None, None) => PLAIN,
+        };
         let metadata = Metadata {
-            format: if skipped.is_some() { WITH_SKIPPED } else { WITH_SKIPPED - 1 }.to_string(),
+            format: format.to_string(),
             version: self.version.to_string(),
             partition: self.partition.to_string(),
             partitions: self.partitions.to_string(),
             watermark: self.applied.watermark.to_string(),
             applied_above: list(&mut self.applied.above.iter().map(Step::to_string)),
-            samples_skipped: skipped.map(|skipped| skipped.to_string()),
+            samples_skipped: skipped,
+            overflows,
             crc32c: list(&mut self.entries.iter().map(|entry| format!("{:08x}", entry.crc32c))),
         };
         let json = |value| serde_json::to_value(value).expect("strings and numbers");
@@ -210,6 +226,7 @@ impl Partition {
             watermark: Step(number(&metadata.watermark)?),
             above: above.collect::<Result<_>>()?,
             samples_skipped: metadata.samples_skipped.as_deref().map_or(Ok(0), number)?,
+            overflows: metadata.overflows.as_deref().map_or(Ok(0), number)?,
         };
         let checksums = metadata.crc32c.split_whitespace().map(|checksum| {
             u32::from_str_radix(checksum, 16).map_err(|_| wrong(format!("`{checksum}` is no checksum")))
@@ -305,11 +322,19 @@ mod tests {
             any::<u32>(),
             any::<u64>(),
             proptest::collection::btree_set(any::<u64>(), 0..5),
-            0u64..3,
+            (0u64..3, 0u64..3),
             entries(),
         )
             .prop_map(
-                |(version, partition, partitions, watermark, above, samples_skipped, entries)| Partition {
+                |(
+                    version,
+                    partition,
+                    partitions,
+                    watermark,
+                    above,
+                    (samples_skipped, overflows),
+                    entries,
+                )| Partition {
                     version: Version(version),
                     partition: PartitionId(partition),
                     partitions,
@@ -317,6 +342,7 @@ mod tests {
                         watermark: Step(watermark),
                         above: above.into_iter().map(Step).collect(),
                         samples_skipped,
+                        overflows,
                     },
                     entries,
                 },
@@ -372,8 +398,8 @@ mod tests {
             let length = bytes.len() as u64;
             Partition::decode("p", length, &bytes).unwrap_err()
         };
-        let future = framed(r#"{"__metadata__":{"format":"3","rows":"7"}}"#);
-        assert_eq!(future, Error::Future { file: "p".to_owned(), found: 3, known: 2 });
+        let future = framed(r#"{"__metadata__":{"format":"4","rows":"7"}}"#);
+        assert_eq!(future, Error::Future { file: "p".to_owned(), found: 4, known: 3 });
         assert!(framed("{}").to_string().contains("this is no partition of a checkpoint"));
     }
 

@@ -24,7 +24,7 @@ use crate::tensor::TensorSpec;
 
 /// Newest format. Each manifest is written in the oldest format that has all of its fields, so that
 /// older programs can read it.
-pub const FORMAT: u64 = 5;
+pub const FORMAT: u64 = 6;
 
 /// Oldest format.
 const PLAIN: u64 = 1;
@@ -40,6 +40,9 @@ const WITH_SKIPPED: u64 = 4;
 
 /// First format with `selection`.
 const WITH_SELECTION: u64 = 5;
+
+/// First format with `overflows`.
+const WITH_OVERFLOWS: u64 = 6;
 
 /// Most partitions of a checkpoint, and of a job.
 const FILES_MAX: usize = 1024;
@@ -152,7 +155,9 @@ impl Manifest {
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
         let skips = self.files.iter().any(|file| file.applied.samples_skipped > 0);
+        let overflows = self.files.iter().any(|file| file.applied.overflows > 0);
         let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
+            _ if overflows => WITH_OVERFLOWS,
             _ if self.selection.is_some() => WITH_SELECTION,
             _ if skips => WITH_SKIPPED,
             (false, _) => WITH_ORIGIN,
@@ -343,7 +348,7 @@ pub(super) mod tests {
 
     fn applied(watermark: u64, above: &[u64]) -> AppliedSteps {
         let above = above.iter().copied().map(Step).collect();
-        AppliedSteps { watermark: Step(watermark), above, samples_skipped: 0 }
+        AppliedSteps { watermark: Step(watermark), above, samples_skipped: 0, overflows: 0 }
     }
 
     pub(in crate::checkpoint) fn manifest(order: Order, ledgers: &[AppliedSteps]) -> Manifest {
@@ -414,8 +419,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_later_format_is_named_whatever_else_it_has() {
-        let error = Manifest::decode("m", br#"{"format":6,"rows":[1]}"#).unwrap_err();
-        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 6, known: 5 });
+        let error = Manifest::decode("m", br#"{"format":7,"rows":[1]}"#).unwrap_err();
+        assert_eq!(error, Error::Future { file: "m".to_owned(), found: 7, known: 6 });
     }
 
     #[test]
@@ -442,6 +447,10 @@ pub(super) mod tests {
         manifest.selection = Some(Selection::first(criterion, Version(3), f64::NAN));
         let text = manifest.encode();
         assert!(text.starts_with("{\"format\":5,"), "{text}");
+        assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
+        manifest.files[0].applied.overflows = 3;
+        let text = manifest.encode();
+        assert!(text.starts_with("{\"format\":6,"), "{text}");
         assert_eq!(Manifest::decode("m", text.as_bytes()).unwrap(), manifest);
         manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
         let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();

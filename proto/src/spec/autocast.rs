@@ -11,12 +11,16 @@ use serde::{Deserialize, Serialize};
 pub enum Autocast {
     /// bfloat16: the range of f32, 8 significant bits.
     Bf16,
+    /// IEEE half precision: 11 significant bits, numbers from 2^-24 to 65504. Its gradients need a
+    /// [`LossScale`](crate::loss_scale::LossScale).
+    F16,
 }
 
 impl fmt::Display for Autocast {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
         })
     }
 }
@@ -33,12 +37,8 @@ impl TryFrom<String> for Autocast {
     fn try_from(name: String) -> Result<Self, String> {
         match name.as_str() {
             "bf16" => Ok(Self::Bf16),
-            "f16" => Err(
-                "model.autocast = \"f16\": small gradients become 0 in this type, and there is no loss scaling; \
-                 use \"bf16\", which has the range of f32"
-                    .to_owned(),
-            ),
-            _ => Err(format!("unknown variant `{name}`, expected `bf16`")),
+            "f16" => Ok(Self::F16),
+            _ => Err(format!("unknown variant `{name}`, expected `bf16` or `f16`")),
         }
     }
 }

@@ -389,8 +389,10 @@ learning_rate = 1e-3
         assert_eq!((measuring.model.autocast, measuring.model.tf32), (Some(Autocast::Bf16), true));
 
         let refused = |settings: &str| with(settings).unwrap_err().to_string();
-        let message = refused("autocast = \"f16\"");
-        assert!(message.contains("no loss scaling; use \"bf16\""), "{message}");
+        let half = with("autocast = \"f16\"").unwrap();
+        assert_eq!((half.model.autocast, half.to_json().contains("\"f16\"")), (Some(Autocast::F16), true));
+        let message = refused("autocast = \"f16\"\n[consistency]\nmode = \"async\"\n[fleet]\nps = 2");
+        assert!(message.contains("model.autocast = \"f16\" needs the norm of each step"), "{message}");
         let message = refused("autocast = \"bf61\"");
         assert!(message.contains("unknown variant `bf61`"), "{message}");
         assert!(message.contains("did you mean `bf16`?"), "{message}");

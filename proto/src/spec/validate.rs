@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::mixup::{ALPHA_MAX, ALPHA_MIN, MixupSpec};
 use super::transform::CLASSES_MAX;
 use super::{
-    BLOCK_MAX, DataSet, DataSpec, DeviceKind, FEATURES, FILES, FilesSpec, Format, INDEX_RECORDS_MAX,
-    InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order, PROGRAM, Shuffle,
-    Transform, WORKERS_MAX, WorkersSpec, data_url, index_records, validation,
+    Autocast, BLOCK_MAX, DataSet, DataSpec, DeviceKind, FEATURES, FILES, FilesSpec, Format,
+    INDEX_RECORDS_MAX, InputSpec, InputsSpec, JobSpec, LABELS, LimitsSpec, Loss, Mode, Normalize, Order,
+    PROGRAM, Shuffle, Transform, WORKERS_MAX, WorkersSpec, data_url, index_records, validation,
 };
 use crate::error::{Error, Result};
 use crate::hint;
@@ -143,11 +143,14 @@ impl JobSpec {
             "fleet.device_memory: only workers on CUDA devices have one; set fleet.device = \"cuda\" or remove it"
                 .to_owned(),
         );
-        if let Some(setting) = self.optimizer.needs_norms() {
+        let scales =
+            (self.model.autocast == Some(Autocast::F16)).then(|| "model.autocast = \"f16\"".to_owned());
+        let norms = self.optimizer.needs_norms().map(|setting| format!("optimizer: {setting}"));
+        if let Some(setting) = norms.or(scales) {
             check(
                 self.fleet.ps == 1 || self.consistency.resolve().order == Order::Canonical,
                 format!(
-                    "optimizer: {setting} needs the norm of each step over the whole model, and with consistency.mode = \
+                    "{setting} needs the norm of each step over the whole model, and with consistency.mode = \
                      \"bounded\" or \"async\" each of the fleet.ps = {} ps applies steps in an order of its own; set fleet.ps \
                      to 1, or the mode to \"sync\" or \"pipelined\"",
                     self.fleet.ps

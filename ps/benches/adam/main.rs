@@ -18,9 +18,6 @@
 //! it is one round, small.
 #![expect(clippy::disallowed_methods, reason = "a bench measures real time")]
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -35,10 +32,13 @@ use ps::{Opening, Options, Ps};
 use report::{Figure, Target as Goal, median};
 use tokio::runtime::Runtime;
 
+#[path = "../../../benches/support/fused.rs"]
+mod fused;
 #[path = "../../../benches/support/report.rs"]
 mod report;
 mod traffic;
 
+use fused::Peer;
 use traffic::Traffic;
 
 /// The allocator of `ebb`.
@@ -64,7 +64,7 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut ours = THREADS.map(|threads| Training::start(&runtime, parameters, threads));
     let mut traffic = Traffic::new(parameters);
-    let mut peer = Peer::start(parameters);
+    let mut peer = Peer::start(parameters, "cpu");
     let mut figures = Vec::new();
     let mut rows: [Rows; THREADS.len()] = Default::default();
     // The first round warms up.
@@ -72,7 +72,7 @@ fn main() {
         for ((training, rows), threads) in ours.iter_mut().zip(&mut rows).zip(THREADS) {
             let bound = seconds(|| traffic.pass(threads));
             let step = seconds(|| training.step(&runtime));
-            let fused = peer.as_mut().map(|peer| peer.step(threads));
+            let fused = peer.as_mut().map(|peer| median(&peer.steps(threads)));
             if round > 0 {
                 rows.bound.push(bound);
                 rows.step.push(step);
@@ -186,46 +186,6 @@ impl Training {
         let push = Push { address: ADDRESS, target, wire: WireType::F32, chunks: self.chunks.clone() };
         runtime.block_on(self.ps.push(push)).expect("the next step");
         self.next += 1;
-    }
-}
-
-/// PyTorch, in a process of its own.
-struct Peer {
-    child: Child,
-    asks: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Peer {
-    fn start(parameters: usize) -> Option<Self> {
-        let Some(python) = std::env::var_os("EBB_PYTHON") else {
-            eprintln!("SKIPPED: rows of PyTorch; set EBB_PYTHON to a Python that has it");
-            return None;
-        };
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers/adam_fused.py");
-        let mut command = Command::new(python);
-        command.arg(script).arg(parameters.to_string()).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("Python starts");
-        let asks = child.stdin.take().expect("piped");
-        let answers = BufReader::new(child.stdout.take().expect("piped"));
-        Some(Self { child, asks, answers })
-    }
-
-    /// Returns the median of a few steps.
-    fn step(&mut self, threads: usize) -> f64 {
-        writeln!(self.asks, "{threads}").expect("the peer listens");
-        let mut line = String::new();
-        self.answers.read_line(&mut line).expect("the peer answers");
-        let answer: serde_json::Value = serde_json::from_str(&line).expect("the peer answers in JSON");
-        let seconds = answer["seconds"].as_array().expect("the seconds of its steps");
-        median(&seconds.iter().filter_map(serde_json::Value::as_f64).collect::<Vec<_>>())
-    }
-}
-
-impl Drop for Peer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -136,6 +136,7 @@ impl Reported {
                         watermark: applied.watermark.get(),
                         applied_above: applied.above.iter().copied().map(Step::get).collect(),
                         samples_skipped: applied.samples_skipped,
+                        overflows: applied.overflows,
                     });
                 }
                 Report::Failed(SaveFailed { place, era, version, message }) => {

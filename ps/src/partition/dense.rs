@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::push::Payload;
 use crate::checkpoint::Cut;
-use crate::chunk::{Advance, Slots, Sum, Total, Weights, advance_all};
+use crate::chunk::{self, Advance, Slots, Sum, Total, Weights, advance_all};
 use crate::config::Options;
 use crate::device::{DeviceMemory, Lent, Taken};
 use crate::error::{Error, Result};
@@ -70,6 +70,8 @@ pub(super) struct Dense {
     /// What the job exchanges: the sums below the root of a step's tree are rounded to it.
     wire: WireType,
     optimizers: Optimizers,
+    /// Whether the job has a loss scale.
+    is_scaled: bool,
     threads: usize,
     pool: Pool,
     /// The one update at a time takes the lock; empty until version 0.
@@ -126,6 +128,7 @@ impl Dense {
             bytes,
             wire: opening.spec.exchange.dtype,
             optimizers,
+            is_scaled: opening.is_scaled(),
             threads: parallel::threads_for(bytes, options.threads),
             pool,
             slots: Mutex::default(),
@@ -157,39 +160,38 @@ impl Dense {
         self.layout.members(self.partition)
     }
 
-    /// Checks the chunks of a push one after the other.
-    pub(super) const fn check_push(&self) -> ChunkCheck<'_> {
+    /// Checks the chunks of a push, which come in any order.
+    pub(super) fn check_push(&self) -> ChunkCheck<'_> {
         ChunkCheck::new("push to", &self.layout, self.partition)
     }
 
-    /// Adds the next chunk of a push to the list `sums`. Values that travelled as a `wire` that
-    /// rounds are widened. Those of a node whose `sibling` is here become those of their parent,
-    /// which is the node named beside the sibling's sums. Values in memory that a worker has
-    /// exported are read there, and nothing keeps them.
-    pub(super) fn arrive(
+    /// Returns the sum of the chunk at `place`, which came in a push. Values that travelled as a
+    /// `wire` that rounds are widened. Those of a node whose `sibling` is here become those of
+    /// their parent, which is the node named beside the sibling's sums. Values in memory that a
+    /// worker has exported are read there, and nothing keeps them.
+    pub(super) fn arrived(
         &self,
-        sums: &mut Sums,
+        place: usize,
         values: Payload,
         wire: WireType,
         sibling: Option<&(StepNode, Sums)>,
-    ) {
-        let index = sums.len();
-        let role = self.layout.tensor_of(self.members()[index]).role;
+    ) -> Sum {
+        let role = self.layout.tensor_of(self.members()[place]).role;
         let wire = wire.of(role);
         let sibling = sibling.map(|(parent, sibling)| {
             let merge = match parent.node == Node::root(parent.of) {
                 true => Merge::root(role.dtype()),
                 false => Merge::of(role, self.wire),
             };
-            (&sibling[index], merge)
+            (&sibling[place], merge)
         });
         let mut sum = match values {
             Payload::Exported(lent) => {
                 let values = lent.values(role.dtype());
-                return sums.push(self.read(Operand::Stored(&values), role.dtype(), sibling));
+                return self.read(Operand::Stored(&values), role.dtype(), sibling);
             }
             Payload::Device(values) => {
-                return sums.push(self.read(Operand::Stored(&values), role.dtype(), sibling));
+                return self.read(Operand::Stored(&values), role.dtype(), sibling);
             }
             Payload::Host(values) if wire.rounds() => Sum::widened(&values, wire, &self.pool),
             Payload::Host(values) if self.is_on_device() => Sum::staged(values, role.dtype(), &self.pool),
@@ -198,7 +200,7 @@ impl Dense {
         if let Some((sibling, merge)) = sibling {
             sum.merge(sibling.clone(), merge, &self.pool);
         }
-        sums.push(sum);
+        sum
     }
 
     /// Returns the sum of values that the device reads where they lie and that nothing keeps: with
@@ -242,7 +244,7 @@ impl Dense {
     pub(super) fn slot_names(&self, chunk: ChunkId) -> &'static [&'static str] {
         match self.layout.tensor_of(chunk).role {
             TensorRole::Parameter => self.optimizers.slot_names(),
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => &[],
+            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => &[],
         }
     }
 
@@ -294,9 +296,9 @@ impl Dense {
     }
 
     /// Returns the scalars of the updates of weights of `version`, with gradients that are
-    /// multiplied by `scale`.
-    pub(super) fn prepare(&self, version: Version, scale: f32) -> Updates {
-        let updates = self.optimizers.prepare(version.get(), scale);
+    /// multiplied by `scale`. `overflows` of the steps before changed no weight.
+    pub(super) fn prepare(&self, version: Version, overflows: u64, scale: f32) -> Updates {
+        let updates = self.optimizers.prepare(version.get(), overflows, scale);
         if self.bytes < STREAMED_BYTES_MIN { updates } else { updates.past_the_caches() }
     }
 
@@ -332,13 +334,18 @@ impl Dense {
     }
 
     /// Returns the update of each chunk of this partition, from what all partitions have measured.
-    pub(super) fn with_norms(&self, updates: &Updates, measured: Vec<Measured>) -> ChunkUpdates {
+    /// `None`: the step overflowed, and the job has a loss scale.
+    pub(super) fn with_norms(&self, updates: &Updates, measured: Vec<Measured>) -> Option<ChunkUpdates> {
+        let is_finite = measured.iter().all(|squares| squares.iter().all(|squares| squares.is_finite()));
+        if self.is_scaled && !is_finite {
+            return None;
+        }
         let of = |(partition, squares): (u32, Measured)| {
             parameters(&self.layout, PartitionId(partition)).zip(squares.to_vec()).collect::<Vec<_>>()
         };
         let mut squares: Vec<_> = (0..).zip(measured).flat_map(of).collect();
         squares.sort_unstable_by_key(|(id, _)| *id);
-        updates.with_norms(&self.layout, &squares, self.members())
+        Some(updates.with_norms(&self.layout, &squares, self.members()))
     }
 
     /// Applies a step of `microbatches`: weights of one version and what the step says in, weights
@@ -386,6 +393,18 @@ impl Dense {
             Arc::new(next)
         };
         weights.iter().map(copy).collect()
+    }
+
+    /// Returns weights of the next version after a step that overflowed: equal to those of one
+    /// version, but for the loss scale and what a loop wrote. Slots stay as they are.
+    pub(super) fn overflowed(&self, weights: &Weights, totals: Totals) -> Weights {
+        let chunks = self.members().iter().zip(weights.iter()).zip(totals);
+        let next = chunks.map(|((&id, weights), total)| {
+            let mut next = self.pool.take(Use::Weights, weights.dtype(), weights.len());
+            chunk::overflowed(self.layout.tensor_of(id).role, weights, total, &mut next, &self.pool);
+            Arc::new(next)
+        });
+        next.collect()
     }
 
     /// References of these versions (oldest first, the last is the one that is saved) and of the

@@ -128,7 +128,7 @@ enum Chunks {
     /// Another thread widens and adds up the chunks, so that the socket is read meanwhile.
     Elsewhere {
         /// The channel to that thread.
-        values: mpsc::Sender<Payload>,
+        values: mpsc::Sender<(usize, Payload)>,
         /// Ends when there are no more.
         adding: JoinHandle<Arrived>,
     },
@@ -155,7 +155,8 @@ pub(super) struct Arrived {
     wire: WireType,
     /// What they are added to as they come, and the node that the sums belong to.
     pub(super) sibling: Option<(StepNode, Sums)>,
-    sums: Sums,
+    /// The chunks in the order in which they came, each with its place in the partition.
+    sums: Vec<(usize, Sum)>,
     /// Records of the node, and of the sibling if there is one.
     samples: u64,
     /// The sender's span.
@@ -166,6 +167,13 @@ impl Arrived {
     /// Returns whether its chunks are widened, or added to others, as they come.
     const fn is_worked_on(&self) -> bool {
         self.sibling.is_some() || self.wire.rounds()
+    }
+
+    /// Returns the sums in the order of the partition, once all of them have come.
+    fn in_order(mut sums: Vec<(usize, Sum)>) -> Sums {
+        // Most pushes come in order, which costs one pass.
+        sums.sort_by_key(|(place, _)| *place);
+        sums.into_iter().map(|(_, sum)| sum).collect()
     }
 }
 
@@ -187,7 +195,9 @@ impl Partition {
         let chunks = if (arrived.is_worked_on() || self.dense.is_on_device()) && !self.is_inline() {
             let (partition, (values, received)) = (self.clone(), mpsc::channel());
             let adding = tokio::task::spawn_blocking(move || {
-                received.into_iter().for_each(|values| partition.arrive(&mut arrived, values));
+                received
+                    .into_iter()
+                    .for_each(|(place, values)| partition.arrive(&mut arrived, place, values));
                 arrived
             });
             Chunks::Elsewhere { values, adding }
@@ -261,19 +271,21 @@ impl Partition {
         Arrived { target, wire, sibling, sums, samples, mark: None }
     }
 
-    /// Takes the values of the next chunk of a push, which were checked.
-    pub(super) fn arrive(&self, arrived: &mut Arrived, values: Payload) {
-        self.dense.arrive(&mut arrived.sums, values, arrived.wire, arrived.sibling.as_ref());
+    /// Takes the values of the chunk at a place of the partition, which were checked.
+    pub(super) fn arrive(&self, arrived: &mut Arrived, place: usize, values: Payload) {
+        let sum = self.dense.arrived(place, values, arrived.wire, arrived.sibling.as_ref());
+        arrived.sums.push((place, sum));
     }
 
     /// Takes up a push whose header and chunks were checked.
     pub(super) fn push(self: &Arc<Self>, era: Era, arrived: Arrived) -> Result<Pushed> {
         let _breaks = BreaksByPanic(self);
+        let sums = Arrived::in_order(arrived.sums);
         match arrived.target {
-            Target::Initial => self.push_initial(era, &arrived.sums),
+            Target::Initial => self.push_initial(era, &sums),
             Target::Node { node, .. } => {
                 let node = arrived.sibling.map_or(node, |(parent, _)| parent);
-                let summed = Summed { samples: arrived.samples, sums: arrived.sums };
+                let summed = Summed { samples: arrived.samples, sums };
                 self.push_node(era, node, summed, arrived.mark)
             }
         }
@@ -393,19 +405,20 @@ impl Partition {
 }
 
 impl Arriving<'_> {
-    /// Checks the next chunk of the push and takes its values, which are not copied: the partition
-    /// holds them until the step is applied or they are added to others. Returns at once; another
-    /// thread may still be working on them.
+    /// Checks a chunk of the push and takes its values, which are not copied: the partition holds
+    /// them until the step is applied or they are added to others. Chunks come in any order.
+    /// Returns at once; another thread may still be working on them.
     ///
     /// # Errors
-    /// Another chunk belongs here, or this one has the wrong size. The push cannot go on then.
+    /// The chunk does not belong here, came before, or has the wrong size. The push cannot go on
+    /// then.
     pub(crate) fn take(&mut self, id: ChunkId, values: impl Into<Payload>) -> Result<()> {
         let values = values.into();
-        self.check.check(id, self.header.wire, values.len())?;
+        let place = self.check.check(id, self.header.wire, values.len())?;
         match &mut self.chunks {
-            Chunks::Here(arrived) => self.partition.arrive(arrived, values),
+            Chunks::Here(arrived) => self.partition.arrive(arrived, place, values),
             // A thread that is gone has panicked, which is told in the end.
-            Chunks::Elsewhere { values: to, .. } => drop(to.send(values)),
+            Chunks::Elsewhere { values: to, .. } => drop(to.send((place, values))),
         }
         Ok(())
     }

@@ -59,7 +59,10 @@ fn arrived_one_by_one(partition: &Partition, target: Target) -> Arrived {
 
 fn arrived_by(carrier: Carrier, partition: &Partition, target: Target) -> Arrived {
     let mut arrived = partition.arriving(target, WireType::F32, carrier);
-    values().into_iter().for_each(|values| partition.arrive(&mut arrived, values.into()));
+    // The last one comes first.
+    for (place, values) in values().into_iter().enumerate().rev() {
+        partition.arrive(&mut arrived, place, values.into());
+    }
     arrived
 }
 
@@ -81,8 +84,8 @@ fn push_bad(partition: &Arc<Partition>, step: u64, (begin, end): (u32, u32), sam
     partition.check(Era(0), target, WireType::F32).unwrap();
     let mut arrived = partition.arriving(target, WireType::F32, Carrier::Socket);
     let gradient = sum.to_le_bytes().repeat(100);
-    partition.arrive(&mut arrived, Bytes::from(gradient).into());
-    partition.arrive(&mut arrived, Bytes::copy_from_slice(&5i64.to_le_bytes()).into());
+    partition.arrive(&mut arrived, 1, Bytes::copy_from_slice(&5i64.to_le_bytes()).into());
+    partition.arrive(&mut arrived, 0, Bytes::from(gradient).into());
     partition.push(Era(0), arrived).unwrap();
 }
 

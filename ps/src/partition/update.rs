@@ -14,6 +14,7 @@ use super::norms::KEPT;
 use super::{BreaksByPanic, Life, Partition};
 use crate::checks;
 use crate::chunk::Weights;
+use crate::opening::Place;
 
 /// A step that is being applied.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ struct Begun {
     weights: Weights,
     /// Records of the step: the divisor of its sums. Skipped ones are none.
     samples: u64,
+    /// Steps before it that overflowed.
+    overflows: u64,
     totals: Totals,
     /// The update as the timeline shows it.
     span: Span,
@@ -46,7 +49,7 @@ impl Partition {
         while let Some(mut begun) = self.begin() {
             let updates = self.prepare(&begun);
             if !updates.needs_norms() {
-                self.apply(begun, self.dense.of_chunks(&updates));
+                self.apply(begun, Some(self.dense.of_chunks(&updates)));
                 continue;
             }
             let span = begun.span.clone();
@@ -79,13 +82,14 @@ impl Partition {
         let weights = weights.clone();
         let gone = state.versions.make_room();
         let marks = state.marks.remove(&step).unwrap_or_default();
+        let overflows = state.ledger.overflows();
         drop(state);
         // Their buffers become those of the next version.
         drop(gone);
         self.move_pinned();
         let span = self.apply_span(step, version);
         timeline::join(&span, marks);
-        Some(Begun { step, version, weights, samples, totals, span })
+        Some(Begun { step, version, weights, samples, overflows, totals, span })
     }
 
     /// Moves the versions that only an evaluation needs from the device to the host.
@@ -139,10 +143,10 @@ impl Partition {
     }
 
     /// Makes the next version, unless the job ended or was rewound meanwhile: nobody may see it
-    /// then.
-    fn apply(&self, begun: Begun, updates: ChunkUpdates) {
+    /// then. Without `updates` the step overflowed.
+    fn apply(&self, begun: Begun, updates: Option<ChunkUpdates>) {
         let (step, version, samples) = (begun.step, begun.version, begun.samples);
-        let span = begun.span.clone();
+        let (span, overflowed) = (begun.span.clone(), updates.is_none());
         let next = span.in_scope(|| self.advance(begun, updates));
         if self.settle().is_err() {
             return;
@@ -154,6 +158,9 @@ impl Partition {
         }
         let gone = state.versions.insert(version.next(), next);
         state.ledger.apply(step, samples);
+        if overflowed {
+            state.ledger.overflow();
+        }
         state.aggregator.forget(step);
         self.count_held(&mut state);
         checks::applied(self.opening.address, step, version.next(), state.versions.len());
@@ -162,6 +169,11 @@ impl Partition {
         let reserves = state.updates == self.settled_after;
         drop(state);
         self.changed.notify_waiters();
+        if overflowed {
+            let place = Place::from(self.opening.address);
+            tracing::info!(%place, %step, "the gradient overflowed: no weight changes in this step");
+            self.metrics.overflows.add(1);
+        }
         if reserves {
             self.reserve();
         }
@@ -184,17 +196,18 @@ impl Partition {
     fn prepare(&self, begun: &Begun) -> Updates {
         // The gradient of a step without records is zero, also for norms.
         let scale = if begun.samples == 0 { 0.0 } else { (1.0 / begun.samples as f64) as f32 };
-        self.dense.prepare(begun.version, scale)
+        self.dense.prepare(begun.version, begun.overflows, scale)
     }
 
     /// Computes the weights of the next version from those of one version and the sums of a step. A
-    /// step without records changes nothing.
-    fn advance(&self, begun: Begun, updates: ChunkUpdates) -> Weights {
+    /// step without records changes nothing. Without `updates` the step overflowed.
+    fn advance(&self, begun: Begun, updates: Option<ChunkUpdates>) -> Weights {
         let begin = Instant::now();
         let Begun { step, weights, samples, totals, .. } = begun;
-        let next = match samples {
-            0 => self.dense.unchanged(&weights),
-            _ => self.dense.advance(updates, self.opening.plan.of(step), &weights, totals),
+        let next = match (samples, updates) {
+            (0, _) => self.dense.unchanged(&weights),
+            (_, Some(updates)) => self.dense.advance(updates, self.opening.plan.of(step), &weights, totals),
+            (_, None) => self.dense.overflowed(&weights, totals),
         };
         self.metrics.updates.add(1);
         self.metrics.update_nanos.add(u64::try_from(begin.elapsed().as_nanos()).unwrap_or(u64::MAX));

@@ -37,6 +37,7 @@ fn shapes() -> impl Strategy<Value = Shape> {
             evaluates: false,
             checkpoint: json!(null),
             wire,
+            overflows: Vec::new(),
         },
     )
 }

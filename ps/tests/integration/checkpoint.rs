@@ -6,6 +6,7 @@ use std::sync::Arc;
 use proto::checkpoint::manifest::{File, Manifest, digest, oldest};
 use proto::checkpoint::{MANIFEST, folder};
 use proto::ids::{Era, PartitionId, Step, Version};
+use proto::loss_scale::LossScale;
 use proto::parameters::{Outcome, Parameters, Restore, Want};
 use proto::placement::{CHUNK_LEN, Layout};
 use proto::status::{Failure, Kind};
@@ -210,6 +211,33 @@ async fn training_goes_on_from_a_checkpoint_as_if_nothing_had_happened_with_any_
             assert_version(&ps, &new, &reference, new.plan.steps()).await;
         }
     }
+}
+
+#[tokio::test]
+async fn a_loss_scale_and_the_steps_that_overflowed_come_back_from_a_checkpoint() {
+    let stores = Stores::default();
+    let shape = || Shape {
+        tensors: [small(), vec![LossScale::tensor()]].concat(),
+        checkpoint: every(3),
+        // The first one is before the checkpoint. The rule does not count it afterwards.
+        overflows: vec![1, 4],
+        ..Shape::default()
+    };
+    let old = job(0, shape());
+    let ps = started(&old, stores.clone()).await;
+    train(&ps, &old, 0..4).await;
+    let checkpoint = complete(&stores, &old, 3, &saved(&ps, 1).await).await;
+
+    let new = job(1, shape());
+    let ps = harness::ps_with(options(), stores).unwrap();
+    restore(&ps, &new, &checkpoint).await.unwrap();
+    let overflows = |ps: &Ps| ps.ledger(new.id).unwrap()[0].ledger.overflows();
+    assert_eq!(overflows(&ps), 1);
+    let reference = new.reference(new.plan.final_version());
+    assert_version(&ps, &new, &reference, 3).await;
+    train(&ps, &new, 3..new.plan.steps()).await;
+    assert_version(&ps, &new, &reference, new.plan.steps()).await;
+    assert_eq!(overflows(&ps), 2);
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use kernels::cpu::{self, cast, state};
 use kernels::{Optimizers, Update, Updates};
 use proptest::prelude::*;
 use proto::ids::{ChunkId, Era, JobId, PartitionId, Step, Version};
+use proto::loss_scale::LossScale;
 use proto::parameters::{Address, Pull, Pulled, Push, Target, Want};
 use proto::pb;
 use proto::placement::{ChunkSpec, Layout};
@@ -34,6 +35,8 @@ pub(crate) struct Job {
     /// Where its partitions live, for a job that needs to know.
     pub(crate) homes: Vec<String>,
     pub(crate) placement: u64,
+    /// Steps whose gradient overflows.
+    pub(crate) overflows: Vec<u64>,
 }
 
 /// What a test varies.
@@ -51,6 +54,8 @@ pub(crate) struct Shape {
     pub(crate) checkpoint: serde_json::Value,
     /// What is exchanged.
     pub(crate) wire: WireType,
+    /// Steps whose gradient overflows.
+    pub(crate) overflows: Vec<u64>,
 }
 
 impl Default for Shape {
@@ -73,6 +78,7 @@ impl Default for Shape {
             evaluates: false,
             checkpoint: json!(null),
             wire: WireType::F32,
+            overflows: Vec::new(),
         }
     }
 }
@@ -103,6 +109,7 @@ impl Job {
             layout,
             homes: Vec::new(),
             placement: 0,
+            overflows: shape.overflows,
         }
     }
 
@@ -208,12 +215,25 @@ impl Job {
 
     /// Version 0 of all tensors.
     pub(crate) fn initial(&self) -> Vec<Values> {
-        self.values(u64::MAX)
+        let mut values = self.values(u64::MAX);
+        for (tensor, values) in self.layout.tensors().iter().zip(&mut values) {
+            if tensor.role == TensorRole::LossScale {
+                *values = Values::I64(LossScale::FIRST.elements().to_vec());
+            }
+        }
+        values
     }
 
     /// Returns what one microbatch brings: values whose sum depends on the order of the additions.
     fn leaf(&self, step: Step, index: u32) -> Vec<Values> {
-        self.values(step.get() * 1000 + u64::from(index))
+        let mut values = self.values(step.get() * 1000 + u64::from(index));
+        if index == 1 && self.overflows.contains(&step.get()) {
+            let mut parameters = self.layout.tensors().iter().zip(&mut values);
+            let parameter = parameters.rfind(|(tensor, _)| tensor.role == TensorRole::Parameter);
+            let (_, values) = parameter.expect("a parameter");
+            values.as_f32_mut().expect("floats")[1] = f32::INFINITY;
+        }
+        values
     }
 
     /// Returns what a node brings: the tree as a recursion.
@@ -263,12 +283,19 @@ impl Job {
         };
         let mut slots: Vec<_> = tensors.iter().enumerate().map(slots).collect();
         let mut versions = vec![self.initial()];
+        let mut overflows = 0;
         for (version, step) in steps.enumerate() {
             let of = self.plan.of(step);
             let sum = self.sum(step, Node::root(of));
             let scale = 1.0 / self.plan.samples_of(step) as f32;
             let weights = versions.last().expect("version 0").clone();
-            let updates = self.updates(&optimizers.prepare(version as u64, scale), &weights, &sum, &slots);
+            let updates = optimizers.prepare(version as u64, overflows, scale);
+            if self.overflows.contains(&step.get()) {
+                overflows += 1;
+                versions.push(self.overflowed(&weights, &sum));
+                continue;
+            }
+            let updates = self.updates(&updates, &weights, &sum, &slots);
             let next = |(index, tensor): (usize, &TensorSpec)| {
                 let mut next = tensor.zeros();
                 match (tensor.role, &mut next, &sum[index], &weights[index]) {
@@ -278,6 +305,11 @@ impl Job {
                     (TensorRole::State, Values::F32(next), Values::F32(sum), _) => {
                         state::mean(bytemuck::cast_slice(sum), of.into(), next);
                     }
+                    (TensorRole::Register, next, sum, weights) => {
+                        *next = weights.clone();
+                        next.merge(sum);
+                    }
+                    (TensorRole::LossScale, next, _, weights) => *next = scaled(weights, false),
                     (_, next, sum, _) => *next = sum.clone(),
                 }
                 next
@@ -286,6 +318,21 @@ impl Job {
             versions.push(next);
         }
         versions
+    }
+
+    /// Returns the values after a step that overflowed.
+    fn overflowed(&self, weights: &[Values], sum: &[Values]) -> Vec<Values> {
+        let tensors = self.layout.tensors().iter().zip(weights).zip(sum);
+        let next = |((tensor, weights), sum): ((&TensorSpec, &Values), &Values)| match tensor.role {
+            TensorRole::LossScale => scaled(weights, true),
+            TensorRole::Register => {
+                let mut next = weights.clone();
+                next.merge(sum);
+                next
+            }
+            _ => weights.clone(),
+        };
+        tensors.map(next).collect()
     }
 
     /// Returns the update of each tensor, with the norms that it needs over the whole model.
@@ -335,6 +382,13 @@ impl Job {
         });
         values.collect()
     }
+}
+
+/// Returns the loss scale after a step.
+fn scaled(scale: &Values, overflowed: bool) -> Values {
+    let Values::I64(elements) = scale else { panic!("integers") };
+    let scale = LossScale::read(elements).expect("a loss scale");
+    Values::I64(scale.after(overflowed).elements().to_vec())
 }
 
 /// Covers of `0..of` by nodes of any size, shuffled; each alone would complete the step.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proto::ids::{Era, PartitionId, Step, Version};
+use proto::loss_scale::LossScale;
 use proto::parameters::{Pull, Want};
 use proto::pb;
 use proto::placement::CHUNK_LEN;
@@ -83,6 +84,16 @@ impl Fleet {
         }
     }
 
+    /// Trains all steps. `nodes` are those of a step of 4 microbatches.
+    async fn train_all(&self, nodes: &[Node]) {
+        for step in (0..self.job.plan.steps()).map(Step) {
+            match self.job.plan.of(step) {
+                4 => self.train(step, nodes).await,
+                of => self.train(step, &[Node::root(of)]).await,
+            }
+        }
+    }
+
     async fn pull(&self, partition: PartitionId, version: Version) -> proto::parameters::Pulled {
         let wait = Duration::from_secs(30);
         let pull = Pull { wait, ..self.job.pull(partition, Want::Exact(version)) };
@@ -114,13 +125,56 @@ proptest! {
         let shape = Shape { partitions, optimizer, consistency: mode, ..Shape::default() };
         runtime().block_on(async {
             let fleet = Fleet::initialized(shape, options()).await;
-            for step in (0..fleet.job.plan.steps()).map(Step) {
-                let of = fleet.job.plan.of(step);
-                let nodes = if of == 4 { nodes.clone() } else { vec![Node::root(of)] };
-                fleet.train(step, &nodes).await;
+            fleet.train_all(&nodes).await;
+        });
+    }
+}
+
+/// Every role, with a loss scale.
+fn scaled() -> Vec<TensorSpec> {
+    let mut tensors = Shape::default().tensors;
+    tensors.extend([LossScale::tensor(), TensorSpec::register("loop", [5])]);
+    tensors
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// Whichever partition has the infinite value, all leave their weights, and all know how often.
+    #[test]
+    fn a_step_that_overflows_changes_the_loss_scale_alone_in_all_partitions(
+        partitions in 1..5_u32, optimizer in 0..6_usize, delay in 0..3_u64, nodes in covers(4),
+        overflows in proptest::collection::btree_set(0..6_u64, 1..4),
+    ) {
+        let mode = if delay == 0 { json!({ "mode": "sync" }) } else { json!({ "mode": "pipelined", "delay": delay }) };
+        // The last one needs no norms of its own.
+        let unclipped = json!({ "kind": "adam", "learning_rate": 0.01 });
+        let optimizer = optimizers().get(optimizer).cloned().unwrap_or(unclipped);
+        let overflows: Vec<u64> = overflows.into_iter().collect();
+        let shape = Shape {
+            tensors: scaled(), partitions, optimizer, consistency: mode, overflows: overflows.clone(), ..Shape::default()
+        };
+        runtime().block_on(async {
+            let fleet = Fleet::initialized(shape, options()).await;
+            fleet.train_all(&nodes).await;
+            for (ps, partition) in fleet.ps.iter().zip(fleet.job.partitions()) {
+                let ledger = ps.ps.ledger(fleet.job.id).expect("a job");
+                let applied = ledger.iter().find(|applied| applied.partition == partition).expect("open");
+                assert_eq!(applied.ledger.overflows(), overflows.len() as u64);
+                assert_eq!(ps.ps.metrics().overflows.get(), overflows.len() as u64);
             }
         });
     }
+}
+
+#[tokio::test]
+async fn without_a_loss_scale_an_infinite_gradient_reaches_the_weights() {
+    let fleet = Fleet::initialized(Shape { overflows: vec![0], ..clipped(1) }, options()).await;
+    fleet.push(PartitionId(0), Step(0), Node::root(4)).await.expect("taken up");
+    let pulled = fleet.pull(PartitionId(0), Version(1)).await;
+    let floats =
+        pulled.chunks.iter().flat_map(|chunk| chunk.values.host().chunks_exact(4).collect::<Vec<_>>());
+    assert!(floats.into_iter().any(|raw| f32::from_le_bytes(raw.try_into().unwrap()).is_nan()));
 }
 
 #[tokio::test]

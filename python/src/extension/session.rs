@@ -12,6 +12,7 @@
 //! do not wait for Python.
 
 pub(super) mod cluster;
+mod dlpack;
 pub(super) mod driven;
 mod region;
 mod request;
@@ -33,8 +34,8 @@ use worker::ProgramDevice;
 
 use self::cluster::Place;
 use self::driven::Description;
-pub(super) use self::region::Region;
-pub(super) use self::request::{Evaluate, Train, microbatch_key};
+pub(super) use self::region::{Region, address};
+pub(super) use self::request::{Evaluate, Train, loss_scale, microbatch_key};
 use super::client::shown;
 use super::secrets::Secrets;
 
@@ -80,9 +81,10 @@ impl Session {
     /// Begins: alone with a master and a ps of its own, or as a worker of the master at `master`.
     /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
     /// the job computes nothing. Without `data_patience` the process keeps the one that it has.
-    /// With `ahead` the loop also hears which records it will be asked for.
+    /// With `ahead` the loop also hears which records it will be asked for. `cuda` is the number in
+    /// this process of the CUDA device on which the loop takes weights and leaves gradients.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false, cuda=None))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
@@ -98,6 +100,7 @@ impl Session {
         agent: Option<i32>,
         data_patience: Option<&str>,
         ahead: bool,
+        cuda: Option<usize>,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
@@ -111,8 +114,19 @@ impl Session {
         data::be_patient_for(data_patience);
         let (told, heard) = std::sync::mpsc::channel();
         let ahead = ahead.then_some(told);
-        let place =
-            Place { threads, numerics, master, name, keys, agent, script, device, data_patience, ahead };
+        let place = Place {
+            threads,
+            numerics,
+            master,
+            name,
+            keys,
+            agent,
+            script,
+            device,
+            cuda,
+            data_patience,
+            ahead,
+        };
         let (link, messages) = std::sync::mpsc::channel();
         let stop = CancellationToken::new();
         let token = stop.clone();

@@ -21,6 +21,7 @@ use ebbflow::model::{
 };
 use proto::artifact::SCRIPT;
 use proto::column::ElementType;
+use proto::loss_scale::LossScale;
 use proto::numerics::Numerics;
 use proto::spec::{Autocast, Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
@@ -28,8 +29,8 @@ use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
-use super::session::Region;
 use super::session::driven::saved_type;
+use super::session::{Region, address};
 
 /// Module of the package that calls PyTorch.
 const PYTHON: &str = "ebbflow._torchscript";
@@ -92,7 +93,10 @@ struct Scripted {
     spec: ModelSpec,
     threads: usize,
     passing: Passing,
+    /// Those of the script, and the loss scale if the job computes in f16.
     tensors: Vec<TensorSpec>,
+    /// Elements of the loss scale, as they were loaded.
+    scale: Option<Vec<i64>>,
     /// Name of each constant, and its index among the attributes.
     constants: Vec<(String, usize)>,
 }
@@ -101,17 +105,19 @@ impl Scripted {
     fn new(py: Python<'_>, context: &Context) -> Result<Self> {
         let (path, threads) = (script::path(context)?.clone(), context.threads);
         let autocast = context.spec.model.autocast;
-        let Read { module, tensors, constants } = read(py, &path, threads, autocast)?;
+        let Read { module, mut tensors, constants } = read(py, &path, threads, autocast)?;
         if !tensors.iter().any(|tensor| tensor.role == TensorRole::Parameter) {
             return Err(script::nothing_to_train());
         }
+        let scale = (autocast == Some(Autocast::F16)).then(|| LossScale::FIRST.elements().to_vec());
+        tensors.extend(scale.is_some().then(LossScale::tensor));
         let arguments = module.call_method0("arguments").and_then(|found| found.extract());
         let arguments: Vec<(String, bool, bool)> = arguments.map_err(wrong(py))?;
         let argument = |(name, is_dictionary, is_optional)| Argument { name, is_dictionary, is_optional };
         let arguments: Vec<Argument> = arguments.into_iter().map(argument).collect();
         let passing = script::passing(&arguments, context)?;
         let (module, spec) = (module.unbind(), context.spec.model.clone());
-        Ok(Self { module, path, spec, threads, passing, tensors, constants })
+        Ok(Self { module, path, spec, threads, passing, tensors, scale, constants })
     }
 
     /// Calls `forward`. Returns what the network returned: outputs, and the loss of its own.
@@ -195,18 +201,26 @@ impl Scripted {
         }
         let buffer = |tensor: &TensorSpec| match tensor.role {
             TensorRole::Parameter => memory.floats(tensor.len()).unwrap_or_else(|| tensor.zeros()),
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => tensor.zeros(),
+            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
+                tensor.zeros()
+            }
         };
         let mut buffers: Vec<Values> = self.tensors.iter().map(buffer).collect();
-        let address = |values: &mut Values| values.bytes_mut().as_mut_ptr() as usize;
         let addresses: Vec<usize> = buffers.iter_mut().map(address).collect();
         let buffers = Arc::new(buffers);
-        let regions = Region::of_buffers(&buffers, &addresses);
-        let filled = self.module.bind(py).call_method1("gradients", (weight, regions));
+        let mut regions = Region::of_buffers(&buffers, &addresses);
+        regions.truncate(self.of_script());
+        let scale = self.scale.as_deref().map(outputs::loss_scale).transpose()?;
+        let filled = self.module.bind(py).call_method1("gradients", (weight, regions, scale));
         filled.map_err(failed(py, "gradients"))?;
         // A view that is still alive keeps the memory; the answer is a copy then.
         let values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
         Ok(Gradients { loss: loss as f32, values })
+    }
+
+    /// Returns the number of the tensors that the script has.
+    fn of_script(&self) -> usize {
+        self.tensors.len() - usize::from(self.scale.is_some())
     }
 
     /// Runs and measures the model without training. Returns the outputs too.
@@ -260,7 +274,8 @@ impl Model for Scripted {
             let read = |(tensor, bytes): (&TensorSpec, &Bound<'_, PyBytes>)| {
                 Values::from_bytes(tensor.dtype(), bytes.as_bytes())
             };
-            Ok(tensors.iter().zip(&values).map(read).collect())
+            let scale = self.scale.as_ref().map(|_| Values::I64(LossScale::FIRST.elements().to_vec()));
+            Ok(tensors.iter().zip(&values).map(read).chain(scale).collect())
         })
     }
 
@@ -279,8 +294,13 @@ impl Model for Scripted {
                 reason: "their number, types or lengths differ from the model's tensors".to_owned(),
             });
         }
+        if let (Some(scale), Some(Values::I64(elements))) = (&mut self.scale, weights.last()) {
+            scale.clone_from(elements);
+        }
         Python::attach(|py| {
-            let loaded = self.module.bind(py).call_method1("load", (Region::of_weights(weights),));
+            let mut regions = Region::of_weights(weights);
+            regions.truncate(self.of_script());
+            let loaded = self.module.bind(py).call_method1("load", (regions,));
             loaded.map(drop).map_err(failed(py, "load weights"))
         })
     }
@@ -411,6 +431,7 @@ const fn torch_type(dtype: ElementType) -> &'static str {
 const fn autocast_type(autocast: Autocast) -> &'static str {
     match autocast {
         Autocast::Bf16 => "bfloat16",
+        Autocast::F16 => "float16",
     }
 }
 

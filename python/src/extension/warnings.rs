@@ -1,4 +1,4 @@
-//! Warnings of the worker, on their way to the logger `ebbflow` of Python.
+//! Warnings of the worker and of its model, on their way to the logger `ebbflow` of Python.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::mpsc::{Sender, channel};
@@ -7,7 +7,8 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 
-/// Gives warnings of the worker to Python from now on. Only the first call of a process counts.
+/// Gives warnings of the worker and of its model to Python from now on. Only the first call of a
+/// process counts.
 ///
 /// A thread of its own waits for the GIL, so that no thread of the worker does.
 pub(super) fn forward() {
@@ -23,7 +24,8 @@ struct Forward(Sender<String>);
 impl<S: Subscriber> Layer<S> for Forward {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         let of = event.metadata();
-        if *of.level() <= Level::WARN && of.target().split("::").next() == Some("worker") {
+        let is_ours = ["worker", "_native"].contains(&of.target().split("::").next().unwrap_or_default());
+        if *of.level() <= Level::WARN && is_ours {
             let mut line = Line::default();
             event.record(&mut line);
             // The thread ends with the process.

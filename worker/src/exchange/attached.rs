@@ -246,7 +246,7 @@ impl Attached {
         let asking = ps.call(TIMEOUT, |mut client| async move { client.attach(request).await });
         let reply = asking.await.map_err(|failure: Failure| failure.to_string())?;
         if reply.attached {
-            tracing::debug!("a ps on the device of this worker: by memory of the device");
+            tracing::debug!("a ps that reaches the device of this worker: by memory of the device");
             return Ok(());
         }
         // The ps has said that it has not opened the memory.

@@ -1,5 +1,5 @@
-//! Memory of a CUDA device in which gradients lie for a ps on the same device, and into which the
-//! ps copies weights (ADR 58).
+//! Memory of a CUDA device in which gradients lie for a ps on the same device, or on one with
+//! access to it, and into which the ps copies weights (ADR 58).
 //!
 //! A push is copied into one *part* of the memory, and the ps reads it there. A pull offers a part,
 //! and the ps writes there. So the ps copies nothing from or to the host.
@@ -69,15 +69,18 @@ impl Exporter {
         Self { ordinal, devices, has_told: AtomicBool::new(false) }
     }
 
-    /// Exports memory of the device with this UUID, for pushes of at most `bytes`. Returns it with
-    /// the handle for the ps. It may take seconds.
+    /// Exports memory to a ps on the device with this UUID, for pushes of at most `bytes`. Returns
+    /// it with the handle for the ps. It may take seconds.
     ///
     /// # Errors
     /// The reason why there is none, for people.
     pub(super) fn export(&self, uuid: &[u8], bytes: usize) -> Result<(Exported, Vec<u8>), String> {
         let device = self.devices.cuda(self.ordinal).map_err(|error| error.to_string())?;
-        if device.uuid().is_none_or(|own| own != uuid) {
-            return Err(format!("the ps is on another CUDA device than cuda:{}", self.ordinal));
+        if !device.is_reached_from(uuid) {
+            return Err(format!(
+                "the ps is on another CUDA device than cuda:{} and has no access to its memory",
+                self.ordinal
+            ));
         }
         let part_bytes = bytes.next_multiple_of(PART_ALIGNMENT);
         let exported = device.exported(DType::F32, PARTS * part_bytes / DType::F32.size());

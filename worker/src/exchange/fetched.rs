@@ -12,20 +12,20 @@ use proto::wire::WireType;
 /// # Errors
 /// The device failed.
 pub(super) async fn whole(push: Push) -> Result<Push, Failure> {
-    let chunks = encoded(&push, WireType::F32).await?;
+    let chunks = encoded(&push.chunks, WireType::F32).await?;
     Ok(Push { chunks: chunks.unwrap_or(push.chunks), ..push })
 }
 
-/// Returns the chunks of a push with values on the host, encoded as `wire`. `None`: all lie on the
+/// Returns chunks of a push with values on the host, encoded as `wire`. `None`: all lie on the
 /// host already, and are as they were.
 ///
 /// # Errors
 /// The device failed.
-pub(super) async fn encoded(push: &Push, wire: WireType) -> Result<Option<Vec<Chunk>>, Failure> {
-    if push.chunks.iter().all(|chunk| chunk.values.is_on_host()) {
+pub(super) async fn encoded(chunks: &[Chunk], wire: WireType) -> Result<Option<Vec<Chunk>>, Failure> {
+    if chunks.iter().all(|chunk| chunk.values.is_on_host()) {
         return Ok(None);
     }
-    let chunks = push.chunks.clone();
+    let chunks = chunks.to_vec();
     let fetching = tokio::task::spawn_blocking(move || values::fetched(&chunks, wire));
     let fetched = fetching.await.map_err(|error| Failure::new(Kind::Internal, error))?;
     fetched.map_err(|reason| Failure::new(Kind::Unavailable, reason))

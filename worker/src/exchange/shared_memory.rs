@@ -13,7 +13,7 @@ use net::memory::{REGION_BYTES_MIN, Regions};
 use net::ps_client::PsClient;
 use proto::convert::{pack_as, required};
 use proto::ids::Version;
-use proto::parameters::{Parameters, Pull, Push, Pushed, Take};
+use proto::parameters::{ComingChunks, Parameters, Pull, Push, Pushed, Take};
 use proto::pb;
 use proto::pb::push_request::Part as Request;
 use proto::status::{Failure, Kind};
@@ -109,6 +109,15 @@ impl Parameters for SharedMemory {
             return replied.await.map_err(gone)?;
         }
         self.socket.push(push).await
+    }
+
+    /// Sends what comes through the socket to a ps that is not of this host. For the others all of
+    /// it is waited for: no values travel then, only their places.
+    async fn push_coming(&self, push: Push, coming: ComingChunks) -> Result<Pushed, Failure> {
+        if self.attached().await.is_none() {
+            return self.socket.push_coming(push, coming).await;
+        }
+        self.push(push.with(coming).await?).await
     }
 
     /// Takes the chunks from the memory of the ps. What was taken counts only when this succeeds.

@@ -1,18 +1,21 @@
 //! The socket carrier: gRPC over one connection, whose payloads are not copied ([`bulk`]).
 
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kernels::cpu::cast;
 use net::bulk::{self, PULL, PUSH};
 use net::memory::attach::Attachment;
 use net::ps_client::PsClient;
 use proto::convert::{encode, pack_as, required};
 use proto::ids::{ChunkId, Version};
-use proto::parameters::{GivenValues, Parameters, Pull, Push, Pushed, Take};
+use proto::parameters::{ComingChunks, GivenValues, Parameters, Pull, Push, Pushed, Take};
 use proto::pb;
 use proto::pb::pull_reply::Part as Reply;
 use proto::pb::push_request::Part as Request;
 use proto::status::Failure;
+use proto::tensor::Chunk;
 use proto::wire::WireType;
 use tokio::sync::oneshot;
+use tonic::Status;
 
 use super::fetched;
 
@@ -36,24 +39,18 @@ impl Socket {
 impl Parameters for Socket {
     /// Sends the chunks from where they lie, encoded in the wire type.
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
-        let wire = push.wire;
-        let mut header = pb::PushHeader::from((push.address, push.target));
-        header.wire = pb::WireType::from(wire).into();
-        let header = part(Request::Header(header));
-        let encoded = fetched::encoded(&push, wire).await?;
-        let is_encoded = encoded.is_some();
-        let send = move |chunk| match is_encoded {
-            true => encode(chunk),
-            false => encode(cast::encode_chunk(wire, chunk)),
-        };
-        let chunks =
-            pack_as(encoded.unwrap_or(push.chunks), send).map(|chunks| part(Request::Chunks(chunks)));
-        let messages = std::iter::once(header).chain(chunks);
-        let mut replies = bulk::call(self.ps.channel(), PUSH, messages).await?;
-        let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
-        // Its end says whether it is one.
-        replies.message::<pb::PushReply>().await?;
-        Ok(reply.try_into()?)
+        let header = header(&push);
+        let messages = std::iter::once(header).chain(messages(push.chunks, push.wire).await?);
+        pushed(bulk::call(self.ps.channel(), PUSH, messages).await?).await
+    }
+
+    /// Sends the chunks as they come. A failure resets the request.
+    async fn push_coming(&self, push: Push, coming: ComingChunks) -> Result<Pushed, Failure> {
+        let (header, wire) = (header(&push), push.wire);
+        let rest = coming.and_then(move |chunks| messages(chunks, wire)).map_err(Status::from);
+        let rest = rest.map_ok(|messages| stream::iter(messages.map(Ok::<_, Status>))).try_flatten();
+        let all = stream::once(std::future::ready(Ok(header))).chain(rest);
+        pushed(bulk::call_coming(self.ps.channel(), PUSH, all.boxed()).await?).await
     }
 
     /// Takes the chunks from the memory that the connection was read into.
@@ -62,6 +59,36 @@ impl Parameters for Socket {
         let replies = bulk::call(self.ps.channel(), PULL, request).await?;
         take_all(replies, None, pull.wire, None, take).await
     }
+}
+
+/// Returns the first message of a push.
+fn header(push: &Push) -> pb::PushRequest {
+    let mut header = pb::PushHeader::from((push.address, push.target));
+    header.wire = pb::WireType::from(push.wire).into();
+    part(Request::Header(header))
+}
+
+/// Returns the messages of some chunks, which are encoded in the wire type as they are sent. Those
+/// of a device are encoded there first.
+async fn messages(
+    chunks: Vec<Chunk>,
+    wire: WireType,
+) -> Result<impl Iterator<Item = pb::PushRequest> + Send + Unpin, Failure> {
+    let encoded = fetched::encoded(&chunks, wire).await?;
+    let is_encoded = encoded.is_some();
+    let send = move |chunk| match is_encoded {
+        true => encode(chunk),
+        false => encode(cast::encode_chunk(wire, chunk)),
+    };
+    Ok(pack_as(encoded.unwrap_or(chunks), send).map(|chunks| part(Request::Chunks(chunks))))
+}
+
+/// Returns the answer to a push.
+async fn pushed(mut replies: bulk::Replies) -> Result<Pushed, Failure> {
+    let reply = required("Parameters.Push", "reply", replies.message::<pb::PushReply>().await?)?;
+    // Its end says whether it is one.
+    replies.message::<pb::PushReply>().await?;
+    Ok(reply.try_into()?)
 }
 
 pub(super) fn part(part: Request) -> pb::PushRequest {

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures::FutureExt as _;
 use proto::ids::Version;
-use proto::parameters::{GivenValues, Pushed, Take};
+use proto::parameters::{ComingChunks, GivenValues, Pushed, Take};
+use proto::placement::CHUNK_LEN;
 use proto::tensor::TensorSpec;
 
 use super::*;
@@ -73,4 +75,53 @@ async fn a_full_ps_is_no_failure() {
     let push = partitions.push(Target::Initial, vec![Values::F32(vec![0.0; 2])]);
     tokio::time::timeout(Duration::from_secs(600), push).await.unwrap_err();
     assert_eq!(metrics.push_failures.get(), 0);
+}
+
+/// A ps that counts the chunks of pushes that come.
+struct Counting(AtomicU64);
+
+#[async_trait::async_trait]
+impl Parameters for Counting {
+    async fn push(&self, _: Push) -> Result<Pushed, Failure> {
+        Err(Failure::new(Kind::Internal, "only what comes is taken"))
+    }
+
+    async fn push_coming(&self, _: Push, mut coming: ComingChunks) -> Result<Pushed, Failure> {
+        while let Some(chunks) = coming.next().await {
+            self.0.fetch_add(chunks?.len() as u64, Ordering::Relaxed);
+        }
+        Ok(Pushed { outcome: Outcome::Merged, version: Version(0) })
+    }
+
+    async fn pull_into(&self, _: Pull, _: &mut Take<'_>) -> Result<Version, Failure> {
+        Err(Failure::new(Kind::Internal, "nobody pulls"))
+    }
+}
+
+#[tokio::test]
+async fn each_partition_lacks_its_last_chunk_until_the_sum_is_whole() {
+    let ps = [(); 3].map(|()| Arc::new(Counting(AtomicU64::new(0))));
+    let url = |at: usize| format!("http://ps-{at}:1");
+    let carriers = ps.iter().enumerate().map(|(at, ps)| (url(at), ps.clone() as Arc<dyn Parameters>));
+    let connector = Connector::embedded(carriers.collect());
+    // The third partition has no chunk.
+    let tensors = ["a", "b"].map(|name| TensorSpec::parameter(name, [CHUNK_LEN]));
+    let layout = Layout::new(vec![tensors[0].clone(), tensors[1].clone()], 3).unwrap();
+    assert_eq!([0, 1, 2].map(|at| layout.members(PartitionId(at)).len()), [1, 1, 0]);
+    let address = |at| pb::PartitionAddress { ps: format!("ps-{at}"), url: url(at) };
+    let addresses = [0, 1, 2].map(address);
+    let limits = LimitsSpec::default();
+    let client = Partitions::new(&connector, JobId(1), Arc::new(layout), &addresses, limits, 7).unwrap();
+    let came = || ps.each_ref().map(|ps| ps.0.load(Ordering::Relaxed));
+    let (maker, sum) = ComingSum::new();
+    let mut push = Box::pin(client.push_coming(Target::Initial, &sum));
+    for tensor in [1, 0] {
+        maker.tell(tensor, Values::F32(vec![0.0; CHUNK_LEN]));
+        assert!((&mut push).now_or_never().is_none());
+        assert_eq!(came(), [0; 3], "all values are told, and may not count");
+    }
+    maker.finish();
+    let error = push.await.unwrap_err().to_string();
+    assert_eq!(came(), [1, 1, 0]);
+    assert!(error.contains("partition 2") && error.contains("only what comes is taken"), "{error}");
 }

@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::*;
+use crate::waits::Waits;
 
 /// Far more than any machine needs for what a test waits for.
 const LONG: Duration = Duration::from_secs(120);
@@ -117,12 +118,13 @@ async fn heartbeats_name_a_lease_that_comes_while_another_one_opens_its_job() {
     let masters = Failover::new(&Dialer::tcp(), &url, Purpose::Control).expect("a URL");
     let (session, driver) = Session::start(masters, pb::RegisterRequest::default());
     let _driving = AbortOnDropHandle::new(tokio::spawn(driver));
-    let held = Held::new(session.clone(), LatestReading::default());
+    let held = Held::new(session.clone(), LatestReading::default(), Waits::new(Arc::default()));
     let (granted_tx, granted) = mpsc::unbounded_channel();
     let (arrivals, _arrived) = mpsc::channel(1);
     let fetcher = Fetcher::new(
         &Options::default(),
         Device::Cpu,
+        Arc::from("cpu"),
         Connector::socket(Dialer::tcp()),
         Registry::default(),
         MasterClient::new(session.fleet(), &url, 0),

@@ -97,6 +97,8 @@ struct Ps {
     log: Log,
     /// Time of a transfer.
     transfer: Duration,
+    /// Time of a push.
+    pushing: Duration,
     /// Number of applied steps.
     applied: watch::Sender<u64>,
     /// Version above which no one comes to be.
@@ -128,6 +130,7 @@ impl Parameters for Ps {
     async fn push(&self, push: Push) -> Result<Pushed, Failure> {
         let Target::Node { node, .. } = push.target else { panic!("a node") };
         self.log.add(Event::Push(node.step));
+        tokio::time::sleep(self.pushing).await;
         self.applied.send_modify(|applied| *applied = self.last.min((node.step.get() + 1).max(*applied)));
         Ok(Pushed { outcome: Outcome::Completed, version: Version(*self.applied.borrow()) })
     }
@@ -192,6 +195,7 @@ impl Model for Saying {
 struct Setting {
     consistency: &'static str,
     transfer: Duration,
+    pushing: Duration,
     last: u64,
     fails: Vec<u64>,
     fails_from: u64,
@@ -201,7 +205,8 @@ impl Default for Setting {
     fn default() -> Self {
         let transfer = Duration::from_millis(60);
         let consistency = "mode = 'pipelined'";
-        Self { consistency, transfer, last: u64::MAX, fails: Vec::new(), fails_from: u64::MAX }
+        let pushing = Duration::ZERO;
+        Self { consistency, transfer, pushing, last: u64::MAX, fails: Vec::new(), fails_from: u64::MAX }
     }
 }
 
@@ -221,40 +226,75 @@ struct Cluster {
     shutdown: CancellationToken,
 }
 
+/// Returns a loop that calls ps by `connector`, without a master, and the senders of its channels.
+pub(super) fn task_loop(connector: &Connector) -> (TaskLoop, Session, mpsc::Sender<Work>) {
+    let masters = Failover::new(&Dialer::tcp(), "http://master:1", Purpose::Control).expect("a URL");
+    let (session, _) = Session::start(masters, pb::RegisterRequest::default());
+    let metrics = Arc::<Metrics>::default();
+    let held = Held::new(session.clone(), LatestReading::default(), Waits::new(metrics.clone()));
+    let (arrivals_tx, arrivals) = mpsc::channel(16);
+    let reporter = Reporter {
+        master: MasterClient::new(session.fleet(), "http://master:1", 0),
+        held: held.clone(),
+        granted: mpsc::unbounded_channel().0,
+        device: Arc::from("cpu"),
+    };
+    let work = TaskLoop {
+        reporter,
+        device: Arc::from("cpu"),
+        connector: connector.clone(),
+        stores: Stores::default(),
+        held,
+        arrivals,
+        unable: mpsc::unbounded_channel().1,
+        ready: BTreeMap::new(),
+        weights: TrainingWeights::default(),
+        in_flight: InFlight::new(4),
+        finishers: JoinSet::new(),
+        metrics,
+        broken: None,
+    };
+    (work, session, arrivals_tx)
+}
+
+/// Returns the work of a lease of these microbatches, which `held` has from now on.
+pub(super) fn training(held: &Held, job: &Arc<Job>, era: u32, lease: u64, microbatches: Range<u64>) -> Work {
+    let granted = pb::Lease { id: lease, job: job.id.get(), ..Default::default() };
+    held.insert(INCARNATION, &granted);
+    let id = LeaseId(lease);
+    let (batches_tx, batches) = mpsc::channel(RECORDS as usize);
+    for microbatch in microbatches.clone() {
+        let Read { microbatch, batch, .. } = job.read(MicrobatchId(microbatch)).expect("records");
+        batches_tx.try_send((Ok((microbatch, batch)), None)).expect("room");
+    }
+    let train = Train {
+        job: job.clone(),
+        era: Era(era.into()),
+        next: MicrobatchId(microbatches.start),
+        end: MicrobatchId(microbatches.end),
+        batches,
+        reports: Vec::new(),
+        pushes: JoinSet::new(),
+        piece: None,
+        began: Instant::now(),
+        loading: Duration::ZERO,
+        computing: Duration::ZERO,
+    };
+    let lease =
+        Lease { incarnation: INCARNATION, id, progress: held.progress_of(id), span: tracing::Span::none() };
+    Work { lease, task: Task::Train(train) }
+}
+
 impl Cluster {
     fn new(setting: Setting) -> (Self, TaskLoop) {
         let log = Log { began: Instant::now(), events: Arc::default() };
-        let Setting { consistency, transfer, last, fails, fails_from } = setting;
+        let Setting { consistency, transfer, pushing, last, fails, fails_from } = setting;
         let (applied, open) = (watch::Sender::new(0), Arc::new(watch::Sender::new(0)));
         let fails = Mutex::new(fails.into_iter().collect());
-        let ps = Arc::new(Ps { log: log.clone(), transfer, applied, last, fails, fails_from, open });
+        let ps = Arc::new(Ps { log: log.clone(), transfer, pushing, applied, last, fails, fails_from, open });
         let carrier: Arc<dyn Parameters> = ps.clone();
         let connector = Connector::embedded(BTreeMap::from([(URL.to_owned(), carrier)]));
-        let masters = Failover::new(&Dialer::tcp(), "http://master:1", Purpose::Control).expect("a URL");
-        let (session, _) = Session::start(masters, pb::RegisterRequest::default());
-        let held = Held::new(session.clone(), LatestReading::default());
-        let (arrivals_tx, arrivals) = mpsc::channel(16);
-        let metrics = Arc::<Metrics>::default();
-        let reporter = Reporter {
-            master: MasterClient::new(session.fleet(), "http://master:1", 0),
-            held: held.clone(),
-            granted: mpsc::unbounded_channel().0,
-            device: Arc::from("cpu"),
-        };
-        let work = TaskLoop {
-            reporter,
-            connector: connector.clone(),
-            stores: Stores::default(),
-            held: held.clone(),
-            arrivals,
-            unable: mpsc::unbounded_channel().1,
-            ready: BTreeMap::new(),
-            weights: TrainingWeights::default(),
-            in_flight: InFlight::new(4),
-            finishers: JoinSet::new(),
-            metrics: metrics.clone(),
-            broken: None,
-        };
+        let (work, session, arrivals) = task_loop(&connector);
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("data.csv"), "1,0\n".repeat(RECORDS as usize)).expect("a file");
         let cluster = Self {
@@ -264,10 +304,10 @@ impl Cluster {
             ps,
             connector,
             inline: Inline { takes: COMPUTING, ..Inline::default() },
-            held,
+            held: work.held.clone(),
             session,
-            metrics,
-            arrivals: arrivals_tx,
+            metrics: work.metrics.clone(),
+            arrivals,
             places: Arc::default(),
             shutdown: CancellationToken::new(),
         };
@@ -305,34 +345,7 @@ impl Cluster {
 
     /// Returns the work of a lease of these steps, which the worker holds from now on.
     fn work(&self, job: &Arc<Job>, era: u32, lease: u64, steps: Range<u64>) -> Work {
-        let granted = pb::Lease { id: lease, job: job.id.get(), ..Default::default() };
-        self.held.insert(INCARNATION, &granted);
-        let id = LeaseId(lease);
-        let (batches_tx, batches) = mpsc::channel(RECORDS as usize);
-        for step in steps.clone() {
-            let Read { microbatch, batch, .. } = job.read(MicrobatchId(step)).expect("records");
-            batches_tx.try_send((Ok((microbatch, batch)), None)).expect("room");
-        }
-        let train = Train {
-            job: job.clone(),
-            era: Era(era.into()),
-            next: MicrobatchId(steps.start),
-            end: MicrobatchId(steps.end),
-            batches,
-            reports: Vec::new(),
-            pushes: JoinSet::new(),
-            piece: None,
-            began: Instant::now(),
-            loading: Duration::ZERO,
-            computing: Duration::ZERO,
-        };
-        let lease = Lease {
-            incarnation: INCARNATION,
-            id,
-            progress: self.held.progress_of(id),
-            span: tracing::Span::none(),
-        };
-        Work { lease, task: Task::Train(train) }
+        training(&self.held, job, era, lease, steps)
     }
 
     async fn send(&self, work: Work) {
@@ -395,6 +408,22 @@ async fn a_step_costs_the_longer_one_of_its_computation_and_the_pull_of_the_next
         let versions: Vec<_> =
             (0..12u64).map(|step| value(JobId(1), Era(0), step.saturating_sub(1))).collect();
         assert_eq!(cluster.log.computed_from(), versions);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_of_a_worker_is_that_of_its_computation_and_of_what_it_waits_for() {
+    for (pushing, waits) in [(0, false), (1000, true)] {
+        let pushing = Duration::from_millis(pushing);
+        let setting = Setting { consistency: "mode = 'async'", pushing, ..Setting::default() };
+        let cluster = Cluster::train(setting, 12).await;
+        let Metrics { load_nanos, pull_nanos, room_nanos, compute_nanos, .. } = &*cluster.metrics;
+        let times = [load_nanos, pull_nanos, room_nanos, compute_nanos];
+        let [load, pull, room, compute] = times.map(|time| Duration::from_nanos(time.get()));
+        let ends = cluster.log.times(|event| matches!(event, Event::Computed { .. }));
+        let (all, known) = (*ends.last().expect("12 steps"), load + pull + room + compute);
+        assert!(all.abs_diff(known) < COMPUTING / 2, "{load:?} {pull:?} {room:?} {compute:?} of {all:?}");
+        assert_eq!(room > Duration::ZERO, waits, "{room:?}");
     }
 }
 

@@ -5,6 +5,27 @@ use super::{Mutant, Test};
 
 pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
+        what: "a step that overflows changes the weights",
+        file: "ps/src/partition/dense.rs",
+        find: "if self.is_scaled && !is_finite {",
+        replace: "if false {",
+        test: Test::Integration("ps", "norms"),
+    },
+    Mutant {
+        what: "steps that overflowed count for the rule",
+        file: "kernels/src/optimizer.rs",
+        find: "let step = step.saturating_sub(overflows);",
+        replace: "let _ = overflows;",
+        test: Test::Lib("kernels", "groups"),
+    },
+    Mutant {
+        what: "a checkpoint forgets the steps that overflowed",
+        file: "ps/src/ledger.rs",
+        find: "above: self.above.clone(), samples_skipped, overflows }",
+        replace: "above: self.above.clone(), samples_skipped, overflows: overflows * 0 }",
+        test: Test::Integration("ps", "checkpoint"),
+    },
+    Mutant {
         what: "the means of an evaluation are added as they arrive",
         file: "proto/src/metrics/evaluation.rs",
         find: "partition(|(_, tally)| tally.is_ordered())",
@@ -476,8 +497,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant {
         what: "a step without records moves the weights",
         file: "ps/src/partition/update.rs",
-        find: "0 => self.dense.unchanged(&weights),",
-        replace: "u64::MAX => self.dense.unchanged(&weights),",
+        find: "(0, _) => self.dense.unchanged(&weights),",
+        replace: "(u64::MAX, _) => self.dense.unchanged(&weights),",
         test: Test::Lib("ps", "partition::tests"),
     },
     Mutant {

@@ -106,6 +106,11 @@ fn every_rule_reads_and_writes_four_values_at_once() {
             assert!(wide("ld.") >= slots + 3, "{kernel} for {target} reads {} groups of four", wide("ld."));
             assert!(wide("st.") > slots, "{kernel} for {target} writes {} groups of four", wide("st."));
         }
+        let text = ptx.split(".entry ").find(|text| text.starts_with("look_up(")).unwrap();
+        let has = |operation: &str| text.contains(operation);
+        // Four bytes are one word, too.
+        let is_wide = (has("ld.global.v4.u8") || has("ld.global.u32")) && has("st.global.v4.f32");
+        assert!(is_wide, "look_up for {target} moves single values");
     }
 }
 

@@ -25,7 +25,7 @@ use crate::engines::loss::Target;
 use crate::engines::options::Activation;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::model::{Context, Evaluation, Gradients, Model};
+use crate::model::{Allocator, Context, Evaluation, Gradients, Model, TakeGradient, weigh};
 
 impl Activation {
     /// Computes the answers in place.
@@ -151,8 +151,12 @@ impl Network {
     /// Computes the answers of each layer.
     fn forward<'a>(&self, batch: &'a Batch) -> Result<Pass<'a>> {
         let inputs = self.layers[0].inputs;
+        let expected = batch.samples * inputs;
+        let copy = batch.placed.get(0).and_then(|copy| kernels::values::storage(copy.as_ref()));
+        // A copy of another length belongs to other records.
+        let copy = copy.filter(|copy| copy.len() == expected && !self.device.is_host());
         let features = batch.features();
-        if features.len() != batch.samples * inputs {
+        if copy.is_none() && features.len() != expected {
             let found: Vec<_> = batch.inputs.iter().map(|input| input.spec().to_string()).collect();
             return Err(Error::Engine {
                 what: FORWARD.to_owned(),
@@ -163,8 +167,10 @@ impl Network {
             });
         }
         let refused = |error: kernels::Error| refused(FORWARD, &error);
-        let copy = batch.placed.get(0).and_then(|copy| kernels::values::storage(copy.as_ref()));
-        let features = Input::on(&self.device, features, copy).map_err(refused)?;
+        let features = match copy {
+            Some(copy) => Input::There(copy),
+            None => Input::on(&self.device, features).map_err(refused)?,
+        };
         let [first, others @ ..] = self.layers.as_slice() else { unreachable!("a network has a layer") };
         let mut outputs = dense::forward(features.operand(), &first.weight, &first.bias).map_err(refused)?;
         let mut hidden = Vec::new();
@@ -177,8 +183,9 @@ impl Network {
         Ok(Pass { features, hidden, outputs })
     }
 
-    /// Computes loss and gradients. Those of a device may still be under way.
-    fn backward(&self, batch: &Batch) -> Result<Gradients> {
+    /// Computes loss and gradients, which `take` gets from the last tensor to the first. Those of a
+    /// device may still be under way.
+    fn backward(&self, batch: &Batch, take: &mut TakeGradient<'_>) -> Result<f32> {
         const WHAT: &str = "gradients";
         let refused = |error: kernels::Error| refused(WHAT, &error);
         let Pass { features, hidden, outputs } = self.forward(batch)?;
@@ -186,22 +193,20 @@ impl Network {
         let target = Target::new(self.loss, batch, width)?.smoothed(self.label_smoothing);
         let (loss, slope) = target.gradient(&read(WHAT, &outputs)?, width);
         let mut slope = self.device.upload(slope).map_err(refused)?;
-        let mut values = Vec::new();
         for (at, layer) in self.layers.iter().enumerate().rev() {
             let before = at.checked_sub(1).map(|before| &hidden[before]);
             let given = before.map_or_else(|| features.operand(), Operand::Stored);
             let gradients = dense::weight_gradient(&slope, given, layer.outputs, layer.inputs);
             let [weight, bias] = gradients.map_err(refused)?;
-            // The order is from the last layer to the first, and is reversed below.
-            values.extend([bias, weight].map(Values::from));
+            take(2 * at + 1, bias.into());
+            take(2 * at, weight.into());
             if let Some(answers) = before {
                 let gradient = dense::input_gradient(&slope, &layer.weight, layer.outputs, layer.inputs);
                 slope = gradient.map_err(refused)?;
                 self.activation.differentiate(&mut slope, answers);
             }
         }
-        values.reverse();
-        Ok(Gradients { loss, values })
+        Ok(loss)
     }
 
     /// Computes loss and metrics.
@@ -280,8 +285,26 @@ impl Model for Network {
     }
 
     fn gradients(&mut self, batch: &Batch, _key: u64) -> Result<Gradients> {
-        let gradients = self.backward(batch);
-        self.settled("gradients", gradients)
+        let mut values = Vec::new();
+        let loss = self.backward(batch, &mut |_, gradient| values.push(gradient));
+        let loss = self.settled("gradients", loss)?;
+        values.reverse();
+        Ok(Gradients { loss, values })
+    }
+
+    /// Hands over the gradients of the last layer first.
+    fn gradients_as_made(
+        &mut self,
+        batch: &Batch,
+        _key: u64,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
+        let loss = self.backward(batch, &mut |tensor, mut values| {
+            weigh(&mut values, batch.samples as f32, memory);
+            take(tensor, values);
+        });
+        self.settled("gradients", loss)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {

@@ -11,7 +11,7 @@ use proto::tensor::Values;
 use crate::device::Device;
 use crate::engines::Registry;
 use crate::error::{Error, Result};
-use crate::model::{Context, Model};
+use crate::model::{Context, Model, OwnMemory};
 
 fn context(model: &str, inputs: usize, label_max: Option<i64>) -> Context {
     let text = format!(
@@ -200,6 +200,29 @@ proptest! {
                 prop_assert!((f64::from(*slope) - expected).abs() < 2e-4, "tensor {tensor}, {at}: {slope}, not {expected}");
             }
         }
+    }
+}
+
+#[test]
+fn gradients_come_from_the_last_tensor_to_the_first_with_the_bits_of_those_that_come_together() {
+    for (options, loss) in NETWORKS {
+        let mut model = build(&format!(r#"{options}, loss = "{loss}""#), 3, None).unwrap();
+        let labels = match loss {
+            "cross_entropy" => Values::I64(vec![1, 0, 1]),
+            _ => Values::F32(vec![0.5; 6]),
+        };
+        let batch = batch((0..9).map(|at| 0.1 * at as f32 - 0.3).collect(), 3, labels);
+        let weights = model.initial(5).unwrap();
+        model.load(&weights).unwrap();
+        let expected = model.weighted_gradients(&batch, 0, &OwnMemory).unwrap();
+        let mut made = Vec::new();
+        let loss = model
+            .gradients_as_made(&batch, 0, &OwnMemory, &mut |tensor, values| made.push((tensor, values)))
+            .unwrap();
+        assert_eq!(loss.to_bits(), expected.loss.to_bits());
+        assert!(made.iter().map(|(tensor, _)| *tensor).eq((0..weights.len()).rev()));
+        let made: Vec<_> = made.into_iter().rev().map(|(_, values)| values).collect();
+        assert_eq!(made, expected.values);
     }
 }
 

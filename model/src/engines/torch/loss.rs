@@ -2,10 +2,11 @@
 
 use data::Batch;
 use proto::metrics::Evaluation;
-use proto::spec::{Autocast, Loss, ModelSpec};
+use proto::spec::{Loss, ModelSpec};
 use tch::{Kind, Reduction, Tensor};
 
 use super::network::{Output, failed};
+use super::shim;
 use crate::engines::outputs::{self, Returned, Rows, check_own_loss};
 use crate::error::Result;
 
@@ -78,7 +79,7 @@ fn of_positions(outputs: &Tensor, is_second: bool) -> tch::Result<Tensor> {
 fn returned(spec: &ModelSpec, tensor: &Tensor) -> Result<Returned> {
     let kind = tensor.f_kind().map_err(failed("outputs"))?;
     let shape = tensor.size().into_iter().map(|size| size as usize).collect();
-    let lower = spec.autocast.map(|Autocast::Bf16| Kind::BFloat16);
+    let lower = spec.autocast.map(shim::kind);
     Ok(Returned { kind: format!("{kind:?}"), is_float: kind == Kind::Float || Some(kind) == lower, shape })
 }
 

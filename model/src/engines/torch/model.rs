@@ -7,12 +7,13 @@
 //! in `shared`. A network never writes to its parameters.
 #![expect(unsafe_code, reason = "copies between a tensor's memory and ours")]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 
 use data::predictions::PREDICTION;
 use data::{Batch, Column};
 use proto::column::ElementType;
+use proto::loss_scale::LossScale;
 use proto::spec::{Autocast, Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
@@ -20,15 +21,17 @@ use tch::{Kind, TchError, Tensor};
 use super::network::{Mode, Named, Network, device, failed};
 use super::on_device::OnDevice;
 use super::{loss, settings, shim};
-use crate::engines::outputs::detached;
+use crate::engines::outputs::{self, detached};
 use crate::error::{Error, Result};
 use crate::export::Constant;
-use crate::model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory};
+use crate::model::{Allocator, Context, Evaluation, Gradients, Model, OwnMemory, TakeGradient};
 use crate::weights::Weights;
 
 /// A network with its loss and metrics.
 pub(super) struct TorchModel<N> {
     network: N,
+    /// Those of the network, and the loss scale if the job computes in f16.
+    tensors: Vec<Named>,
     /// Loaded state and counters, by their index among the tensors.
     loaded: Vec<(usize, Tensor)>,
     /// Weights whose memory parameters use.
@@ -43,14 +46,20 @@ pub(super) struct TorchModel<N> {
 impl<N: Network> TorchModel<N> {
     /// Creates a model of `network` with the loss and the metrics of the job.
     pub(super) fn new(network: N, context: &Context) -> Result<Self> {
-        let is_state = |named: &&Named| named.spec.role != TensorRole::Parameter;
-        if network.tensors().iter().all(|named| is_state(&named)) {
+        if !network.tensors().iter().any(is_parameter) {
             return Err(Error::Engine {
                 what: "the network".to_owned(),
                 reason: "it has no parameters to train".to_owned(),
             });
         }
-        let state = network.tensors().iter().enumerate().filter(|(_, named)| is_state(named));
+        let named = |named: &Named| Named { spec: named.spec.clone(), tensor: named.tensor.shallow_clone() };
+        let scale = (context.spec.model.autocast == Some(Autocast::F16)).then(loss_scale).transpose()?;
+        let tensors: Vec<_> = network.tensors().iter().map(named).chain(scale).collect();
+        for (leaf, tensor) in parameters(&tensors).enumerate().filter(|(_, tensor)| tensor.requires_grad()) {
+            shim::hook(tensor, leaf)
+                .map_err(|reason| Error::Engine { what: "the network".to_owned(), reason })?;
+        }
+        let state = tensors.iter().enumerate().filter(|(_, named)| !is_parameter(named));
         let keep = |(index, named): (usize, &Named)| {
             let kept = named.tensor.f_zeros_like()?;
             copy(&named.tensor, &kept)?;
@@ -60,6 +69,7 @@ impl<N: Network> TorchModel<N> {
             loaded: state.map(keep).collect::<tch::Result<_>>().map_err(failed("copy state"))?,
             shared: Vec::new(),
             network,
+            tensors,
             spec: context.spec.model.clone(),
             device: device(context.device),
             on_device: OnDevice::of(context),
@@ -71,12 +81,14 @@ impl<N: Network> TorchModel<N> {
     fn records(&self, batch: &Batch) -> Result<(Vec<(CString, Tensor)>, Tensor)> {
         let failed = failed("move records to the device");
         let tensor = |column: &Column| tensor(column, batch.samples, self.device).map_err(failed);
-        // SAFETY: the batch is borrowed until all that is computed from it was read on the host.
-        let placed = self.on_device.as_ref().map(|on_device| unsafe { on_device.inputs(batch) });
-        let tensors = match placed.transpose()?.flatten() {
-            Some(tensors) => tensors,
-            None => batch.inputs.iter().map(tensor).collect::<Result<_>>()?,
-        };
+        let mut placed = match &self.on_device {
+            // SAFETY: the batch is borrowed until all that comes of it was read on the host.
+            Some(on_device) => unsafe { on_device.inputs(batch) }?,
+            None => Vec::new(),
+        }
+        .into_iter();
+        let of = |input: &Column| placed.next().flatten().map_or_else(|| tensor(input), Ok);
+        let tensors = batch.inputs.iter().map(of).collect::<Result<Vec<_>>>()?;
         // A name with a zero byte is no argument of any function.
         let name = |column: &Column| CString::new(column.spec().name.as_str()).unwrap_or_default();
         Ok((batch.inputs.iter().map(name).zip(tensors).collect(), tensor(&batch.labels)?))
@@ -95,9 +107,23 @@ impl<N: Network> TorchModel<N> {
 
     /// Begins the job's autocast on this thread. It ends when the answer is dropped.
     fn autocast(&self) -> Result<Option<shim::Autocast>> {
-        let begin = |Autocast::Bf16| shim::Autocast::begin(self.device);
+        let begin = |autocast| shim::Autocast::begin(self.device, autocast);
         let begun = self.spec.autocast.map(begin).transpose();
         begun.map_err(|reason| Error::Engine { what: "model.autocast".to_owned(), reason })
+    }
+
+    /// Returns the factor of the loss, if the job has a loss scale.
+    fn loss_scale(&self) -> Result<Option<f32>> {
+        let factor = |named: &Named| {
+            let elements: Vec<i64> = (&named.tensor).try_into().map_err(failed("the loss scale"))?;
+            outputs::loss_scale(&elements)
+        };
+        self.scale().map(factor).transpose()
+    }
+
+    /// Returns the tensor of the loss scale, if the job has one.
+    fn scale(&self) -> Option<&Named> {
+        self.tensors.last().filter(|named| named.spec.role == TensorRole::LossScale)
     }
 
     /// Begins a computation on this thread with the job's settings.
@@ -106,37 +132,99 @@ impl<N: Network> TorchModel<N> {
     }
 
     /// One microbatch; the parameters' gradients are multiplied by `weight`, into `memory` if it
-    /// has room.
-    fn train(&mut self, batch: &Batch, key: u64, weight: f32, memory: &dyn Allocator) -> Result<Gradients> {
+    /// has room. On the CPU `take` gets each as soon as it is final. Returns the mean loss.
+    fn train(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        weight: f32,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
         let (loss, _) = self.forward(batch, Mode::Train { key })?;
         if !loss.requires_grad() {
             return Err(detached(self.spec.loss));
         }
         let failed = failed("gradients");
-        let parameters: Vec<&Tensor> = parameters(self.network.tensors()).collect();
-        let gradients = Tensor::f_run_backward(&[&loss], &parameters, false, false).map_err(failed)?;
-        if let Some(on_device) = &self.on_device {
-            let values = self.left_on(on_device, gradients, weight)?;
-            return Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values });
+        let (scaled, weight) = match self.loss_scale()? {
+            None => (loss.shallow_clone(), weight),
+            Some(scale) => {
+                // In f32: a loss in f16 would overflow by its scale.
+                let loss = loss.f_to_kind(Kind::Float).and_then(|loss| loss.f_mul_scalar(f64::from(scale)));
+                // A power of two: no gradient is rounded by it.
+                (loss.map_err(failed)?, weight / scale)
+            }
+        };
+        if self.device == tch::Device::Cpu {
+            self.backward(&scaled, weight, memory, take)?;
+        } else {
+            let parameters: Vec<&Tensor> = parameters(&self.tensors).collect();
+            let gradients = Tensor::f_run_backward(&[&scaled], &parameters, false, false).map_err(failed)?;
+            let values = match &self.on_device {
+                Some(on_device) => self.left_on(on_device, gradients, weight)?,
+                None => self.fetched(gradients, weight, memory)?,
+            };
+            values.into_iter().enumerate().for_each(|(tensor, values)| take(tensor, values));
         }
+        Ok(loss.f_double_value(&[]).map_err(failed)? as f32)
+    }
+
+    /// Computes gradients times `weight` on the CPU, which `take` gets as they are made, and the
+    /// new state, which it gets in the end.
+    fn backward(
+        &self,
+        loss: &Tensor,
+        weight: f32,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<()> {
+        let failed = failed("gradients");
+        let leaves: Vec<_> =
+            self.tensors.iter().enumerate().filter(|(_, named)| is_parameter(named)).collect();
+        let mut left: BTreeSet<usize> = (0..self.tensors.len()).collect();
+        let mut result = Ok(());
+        let mut made = |leaf: usize, gradient: Tensor| {
+            let tensor = leaves[leaf].0;
+            if !gradient.defined() || result.is_err() || !left.remove(&tensor) {
+                return;
+            }
+            match read_weighted(&gradient, weight, memory) {
+                Ok(values) => take(tensor, values),
+                Err(error) => result = Err(error),
+            }
+        };
+        let tensors: Vec<_> = leaves.iter().map(|(_, named)| &named.tensor).collect();
+        shim::backward(loss, &tensors, &mut made)
+            .map_err(|reason| Error::Engine { what: "gradients".to_owned(), reason })?;
+        result.map_err(failed)?;
+        for tensor in left {
+            let Named { spec, tensor: values } = &self.tensors[tensor];
+            // A parameter that is left took no part in the loss.
+            let values = if is_parameter(&self.tensors[tensor]) { Ok(spec.zeros()) } else { read(values) };
+            take(tensor, values.map_err(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Returns gradients times `weight` and new state, in memory of the host.
+    fn fetched(&self, gradients: Vec<Tensor>, weight: f32, memory: &dyn Allocator) -> Result<Vec<Values>> {
         let mut gradients = gradients.into_iter();
-        let values = self.network.tensors().iter().map(|Named { spec, tensor }| match spec.role {
-            TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
+        let values = self.tensors.iter().map(|named| match is_parameter(named) {
+            true => match gradients.next().filter(Tensor::defined) {
                 Some(gradient) => read_weighted(&gradient, weight, memory),
                 // It took no part in the loss.
-                None => Ok(spec.zeros()),
+                None => Ok(named.spec.zeros()),
             },
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => read(tensor),
+            false => read(&named.tensor),
         });
-        let values = values.collect::<tch::Result<_>>().map_err(failed)?;
-        Ok(Gradients { loss: loss.f_double_value(&[]).map_err(failed)? as f32, values })
+        values.collect::<tch::Result<_>>().map_err(failed("gradients"))
     }
 
     /// Returns gradients times `weight` and new state. All floats stay on the device: a sum has its
     /// two values in one memory.
     fn left_on(&self, on_device: &OnDevice, gradients: Vec<Tensor>, weight: f32) -> Result<Vec<Values>> {
         let failed = failed("gradients");
-        let tensors = self.network.tensors();
+        let tensors = &self.tensors;
         let mut gradients = gradients.into_iter();
         let float = |named: &Named| match named.spec.role {
             TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
@@ -144,7 +232,7 @@ impl<N: Network> TorchModel<N> {
                 // It took no part in the loss.
                 None => named.tensor.f_zeros_like(),
             },
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => {
+            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
                 Ok(named.tensor.shallow_clone())
             }
         };
@@ -164,11 +252,20 @@ impl<N: Network> TorchModel<N> {
         key: u64,
         weight: f32,
         memory: &dyn Allocator,
-    ) -> Result<Gradients> {
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
         let _computation = self.begin()?;
-        let gradients = self.train(batch, key, weight, memory);
+        let loss = self.train(batch, key, weight, memory, take);
         self.restore()?;
-        gradients
+        loss
+    }
+
+    /// Returns all gradients, times `weight`.
+    fn all(&mut self, batch: &Batch, key: u64, weight: f32, memory: &dyn Allocator) -> Result<Gradients> {
+        let mut values: Vec<_> = self.tensors.iter().map(|_| None).collect();
+        let mut take = |tensor: usize, gradient| values[tensor] = Some(gradient);
+        let loss = self.train_and_restore(batch, key, weight, memory, &mut take)?;
+        Ok(Gradients { loss, values: values.into_iter().flatten().collect() })
     }
 
     /// Returns the mean loss and the outputs without training. A script may change its state here
@@ -185,7 +282,7 @@ impl<N: Network> TorchModel<N> {
     /// and `shared` keeps it.
     fn take_over(&mut self, weights: &[Values], share: bool) -> Result<()> {
         settings::enter(self.threads)?;
-        let tensors = self.network.tensors();
+        let tensors = &self.tensors;
         let fits = |(named, values): (&Named, &Values)| {
             (named.spec.dtype(), named.spec.len()) == (values.dtype(), values.len())
         };
@@ -231,18 +328,19 @@ impl<N: Network> TorchModel<N> {
     }
 
     fn restore(&mut self) -> Result<()> {
-        let put = |(index, value): &(usize, Tensor)| copy(value, &self.network.tensors()[*index].tensor);
+        let put = |(index, value): &(usize, Tensor)| copy(value, &self.tensors[*index].tensor);
         self.loaded.iter().try_for_each(put).map_err(failed("restore state"))
     }
 }
 
 impl<N: Network> Model for TorchModel<N> {
     fn tensors(&self) -> Vec<TensorSpec> {
-        self.network.tensors().iter().map(|named| named.spec.clone()).collect()
+        self.tensors.iter().map(|named| named.spec.clone()).collect()
     }
 
     fn initial(&mut self, seed: u64) -> Result<Vec<Values>> {
-        self.network.initial(seed)
+        let scale = self.scale().map(|_| Values::I64(LossScale::FIRST.elements().to_vec()));
+        Ok(self.network.initial(seed)?.into_iter().chain(scale).collect())
     }
 
     fn device(&self) -> kernels::Device {
@@ -267,11 +365,22 @@ impl<N: Network> Model for TorchModel<N> {
     }
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
-        self.train_and_restore(batch, key, 1.0, &OwnMemory)
+        self.all(batch, key, 1.0, &OwnMemory)
     }
 
     fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
-        self.train_and_restore(batch, key, batch.samples as f32, memory)
+        self.all(batch, key, batch.samples as f32, memory)
+    }
+
+    /// Hands over each gradient as soon as it is final, if the network is on the CPU.
+    fn gradients_as_made(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
+        self.train_and_restore(batch, key, batch.samples as f32, memory, take)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {
@@ -319,9 +428,20 @@ fn predictions(outputs: &Tensor, batch: &Batch) -> Result<Column> {
     Ok(Column::floats(PREDICTION, shape, samples, &values.map_err(failed("predict"))?))
 }
 
+/// Returns the tensor of the loss scale. The host reads it.
+fn loss_scale() -> Result<Named> {
+    let tensor = Tensor::f_from_slice(&LossScale::FIRST.elements());
+    Ok(Named { spec: LossScale::tensor(), tensor: tensor.map_err(failed("the loss scale"))? })
+}
+
+/// Returns whether the optimizer trains a tensor.
+fn is_parameter(named: &Named) -> bool {
+    named.spec.role == TensorRole::Parameter
+}
+
 /// Returns the tensors that the optimizer trains, in order.
 fn parameters(tensors: &[Named]) -> impl Iterator<Item = &Tensor> {
-    tensors.iter().filter(|named| named.spec.role == TensorRole::Parameter).map(|named| &named.tensor)
+    tensors.iter().filter(|named| is_parameter(named)).map(|named| &named.tensor)
 }
 
 /// Returns the values of a column on the device, `[n, shape..]` in the column's type.

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use proto::numerics::Numerics;
 use proto::random::Keyed;
+use proto::spec::Autocast;
 use tch::{Kind, TchError, Tensor};
 
 use super::network::device as place;
@@ -60,9 +61,11 @@ fn results(device: Device, threads: usize) -> Result<Vec<u8>> {
     let mut results = Results::on(place(device));
     let _computation = settings::compute(threads, false)?;
     results.operations().map_err(failed)?;
-    // From the inputs of the first pass.
-    (results.autocasts, results.inputs) = (true, 0);
-    results.lowered().map_err(failed)?;
+    for autocast in [Autocast::Bf16, Autocast::F16] {
+        // From the inputs of the first pass.
+        (results.autocast, results.inputs) = (Some(autocast), 0);
+        results.lowered().map_err(failed)?;
+    }
     Ok(results.bytes)
 }
 
@@ -70,14 +73,14 @@ fn results(device: Device, threads: usize) -> Result<Vec<u8>> {
 struct Results {
     device: tch::Device,
     inputs: u64,
-    /// Whether forward computes under autocast.
-    autocasts: bool,
+    /// Type of the autocast under which forward computes.
+    autocast: Option<Autocast>,
     bytes: Vec<u8>,
 }
 
 impl Results {
     const fn on(device: tch::Device) -> Self {
-        Self { device, inputs: 0, autocasts: false, bytes: Vec::new() }
+        Self { device, inputs: 0, autocast: None, bytes: Vec::new() }
     }
 
     /// Returns new values between -1 and 1 at each call.
@@ -89,14 +92,12 @@ impl Results {
         Tensor::f_from_slice(&values)?.f_view(shape)?.f_to_device(self.device)?.f_set_requires_grad(true)
     }
 
-    /// Computes an operation as forward does. With autocast its input is in bf16, as behind a
+    /// Computes an operation as forward does. With autocast its input is in that type, as behind a
     /// product.
     fn forward(&self, x: &Tensor, of: impl FnOnce(&Tensor) -> tch::Result<Tensor>) -> tch::Result<Tensor> {
-        if !self.autocasts {
-            return of(x);
-        }
-        let x = x.f_to_kind(Kind::BFloat16)?;
-        let _autocast = shim::Autocast::begin(self.device).map_err(TchError::Torch)?;
+        let Some(autocast) = self.autocast else { return of(x) };
+        let x = x.f_to_kind(shim::kind(autocast))?;
+        let _autocast = shim::Autocast::begin(self.device, autocast).map_err(TchError::Torch)?;
         of(&x)
     }
 
@@ -221,8 +222,10 @@ mod tests {
         plain.operations().unwrap();
         let all = std::thread::spawn(|| results(Device::Cpu, 1).unwrap()).join().unwrap();
         let (first, lower) = all.split_at(plain.bytes.len());
-        assert!(first == plain.bytes && !lower.is_empty());
-        assert!(lower != &first[..lower.len()], "they are those of f32");
+        let (bf16, f16) = lower.split_at(lower.len() / 2);
+        assert!(first == plain.bytes && !f16.is_empty());
+        assert!(bf16 != &first[..bf16.len()] && f16 != &first[..f16.len()], "they are those of f32");
+        assert!(bf16 != f16, "both types give the same results");
     }
 
     #[test]

@@ -80,35 +80,41 @@ impl OnDevice {
         self.settle("load weights within the device")
     }
 
-    /// Returns inputs of a batch that lie on the device already, `[n, shape..]`. `None`: some do
-    /// not.
+    /// Returns those inputs of a batch that lie on the device already, `[n, shape..]`, in the order
+    /// of all. `None`: the input lies on the host alone.
     ///
     /// # Errors
     /// The device failed.
     ///
     /// # Safety
     /// The batch outlives the tensors, and what libtorch computes from them.
-    pub(super) unsafe fn inputs(&self, batch: &Batch) -> Result<Option<Vec<Tensor>>> {
+    pub(super) unsafe fn inputs(&self, batch: &Batch) -> Result<Vec<Option<Tensor>>> {
         const WHAT: &str = "records on the device";
         let of = |index: usize| {
             let storage = kernels::values::storage(batch.placed.get(index)?.as_ref())?;
-            storage.foreign_address()
+            Some((storage.foreign_address()?, storage.dtype()))
         };
-        let addresses: Option<Vec<_>> = (0..batch.inputs.len()).map(of).collect();
-        let Some(addresses) = addresses.filter(|addresses| !addresses.is_empty()) else { return Ok(None) };
-        self.settle(WHAT)?;
+        let placed: Vec<_> = (0..batch.inputs.len()).map(of).collect();
+        if placed.iter().any(Option::is_some) {
+            self.settle(WHAT)?;
+        }
         let device = tch::Device::Cuda(self.index as usize);
-        let tensor = |(input, address): (&Column, u64)| {
+        let tensor = |(input, place): (&Column, Option<(u64, DType)>)| {
+            let Some((address, dtype)) = place else { return Ok(None) };
             let shape: Vec<_> =
                 [batch.samples].iter().chain(&input.spec().shape).map(|&n| n as i64).collect();
             let mut strides = vec![1; shape.len()];
             (1..shape.len()).rev().for_each(|at| strides[at - 1] = strides[at] * shape[at]);
+            let kind = match dtype {
+                DType::F32 => Kind::Float,
+                DType::I64 => Kind::Int64,
+            };
             let place = std::ptr::with_exposed_provenance(address as usize);
-            // SAFETY: so many floats lie there; the caller keeps the batch.
-            unsafe { Tensor::f_from_blob(place, &shape, &strides, Kind::Float, device) }
+            // SAFETY: so many values of this type lie there; the caller keeps the batch.
+            unsafe { Tensor::f_from_blob(place, &shape, &strides, kind, device) }.map(Some)
         };
-        let tensors = batch.inputs.iter().zip(addresses).map(tensor);
-        tensors.collect::<tch::Result<_>>().map(Some).map_err(failed(WHAT))
+        let tensors = batch.inputs.iter().zip(placed).map(tensor);
+        tensors.collect::<tch::Result<_>>().map_err(failed(WHAT))
     }
 
     fn settle(&self, what: &str) -> Result<()> {

@@ -22,6 +22,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/codegen/fuser/interface.h>
 #include <torch/csrc/jit/passes/inliner.h>
 #include <torch/csrc/jit/passes/tensorexpr_fuser.h>
@@ -383,6 +384,23 @@ void allow_tf32(bool allowed) {
   context.setAllowTF32CuDNN(allowed);
 }
 
+// Who hears of gradients: takes over the tensor, and answers whether to go on.
+using Made = bool (*)(void* context, size_t leaf, at::Tensor* gradient);
+
+struct Listener {
+  Made made = nullptr;
+  void* context = nullptr;
+};
+
+// That of the backward pass which this thread runs. libtorch runs the pass of a CPU in the thread that asks for it.
+thread_local Listener listener;
+
+// Sets the listener for the time of a call.
+struct Listening {
+  Listening(Made made, void* context) { listener = {made, context}; }
+  ~Listening() { listener = {}; }
+};
+
 c10::Device device_of(int index) {
   return index < 0 ? c10::Device(at::kCPU) : c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index));
 }
@@ -435,11 +453,11 @@ char* ebb_tf32(bool allowed) {
   return guard([allowed] { allow_tf32(allowed); });
 }
 
-// Whether operations of the calling thread compute in bf16 where they lose little by it, on a CUDA device or for -1 on the CPU.
-char* ebb_autocast(int device, bool on) {
+// Whether operations of the calling thread compute in bf16, or with `half` in f16, where they lose little by it, on a CUDA device or for -1 on the CPU.
+char* ebb_autocast(int device, bool half, bool on) {
   return guard([&] {
     const auto type = device_of(device).type();
-    at::autocast::set_autocast_dtype(type, at::kBFloat16);
+    at::autocast::set_autocast_dtype(type, half ? at::kHalf : at::kBFloat16);
     at::autocast::set_autocast_enabled(type, on);
     // The cache of cast weights belongs to the process, and whoever ends a forward pass clears it. With it, another thread would decide
     // whether two uses of a weight share one cast, whose gradient is then summed in bf16 instead of f32.
@@ -529,6 +547,26 @@ char* ebb_arguments(const Script* script, char** out) {
 
 // Whether `forward` may draw random numbers.
 bool ebb_draws(const Script* script) { return script->effects.draws; }
+
+// From now on `ebb_backward` tells the gradient of this leaf, by its number. Hooks of a tensor are never removed, so this is called once.
+char* ebb_hook(const at::Tensor* leaf, size_t number) {
+  return guard([&] {
+    leaf->register_hook([number](const at::Tensor& gradient) {
+      if (listener.made == nullptr) return;
+      if (!listener.made(listener.context, number, new at::Tensor(gradient))) throw std::runtime_error("a gradient was not taken");
+    });
+  });
+}
+
+// Computes the gradients of a loss for leaves on the CPU. `made` gets each as soon as all that adds to it was added, in this thread.
+char* ebb_backward(const at::Tensor* loss, const at::Tensor* const* leaves, size_t count, Made made, void* context) {
+  return guard([&] {
+    torch::autograd::variable_list inputs;
+    for (size_t i = 0; i < count; i++) inputs.push_back(*leaves[i]);
+    const Listening listening(made, context);
+    torch::autograd::grad({*loss}, inputs, {}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
+  });
+}
 
 // Calls `forward` with `count` inputs: one after the other (`how` 0), by their names (1), or as one dictionary (2). Without labels it
 // gives `outputs` and leaves `loss`. Labels come after the inputs, or as `labels` among names, and then it gives both.

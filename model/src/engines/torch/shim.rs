@@ -9,7 +9,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use tch::Tensor;
+use proto::spec::Autocast as Type;
+use tch::{Kind, Tensor};
 
 use crate::engines::script::{Argument, Passing};
 
@@ -28,7 +29,7 @@ unsafe extern "C" {
     fn ebb_settings() -> *mut c_char;
     fn ebb_facts(device: i32, out: *mut *mut c_char) -> *mut c_char;
     fn ebb_tf32(allowed: bool) -> *mut c_char;
-    fn ebb_autocast(device: i32, on: bool) -> *mut c_char;
+    fn ebb_autocast(device: i32, half: bool, on: bool) -> *mut c_char;
     #[cfg(test)]
     fn ebb_switches(out: *mut *mut c_char) -> *mut c_char;
     fn ebb_thread(threads: i32) -> *mut c_char;
@@ -56,6 +57,14 @@ unsafe extern "C" {
         train: bool,
         loss: *mut *mut RawTensor,
         outputs: *mut *mut RawTensor,
+    ) -> *mut c_char;
+    fn ebb_hook(leaf: *const RawTensor, number: usize) -> *mut c_char;
+    fn ebb_backward(
+        loss: *const RawTensor,
+        leaves: *const *const RawTensor,
+        count: usize,
+        made: extern "C" fn(*mut c_void, usize, *mut RawTensor) -> bool,
+        context: *mut c_void,
     ) -> *mut c_char;
     fn ebb_save(script: *mut RawScript, bytes: *mut *mut c_void, length: *mut usize) -> *mut c_char;
 }
@@ -113,29 +122,41 @@ pub(super) fn switches() -> std::collections::BTreeMap<String, bool> {
     text.lines().filter_map(switch).collect()
 }
 
-/// Autocast of the calling thread to bf16, until it is dropped.
+/// Autocast of the calling thread, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Autocast {
     device: i32,
+    autocast: Type,
     /// It is a setting of the thread.
     _here: PhantomData<*const ()>,
 }
 
 impl Autocast {
     /// Begins autocast of operations on `device`.
-    pub(super) fn begin(device: tch::Device) -> Result<Self, String> {
-        let device = index(device)?;
-        // SAFETY: takes a number and a flag.
-        result(unsafe { ebb_autocast(device, true) })?;
-        Ok(Self { device, _here: PhantomData })
+    pub(super) fn begin(device: tch::Device, autocast: Type) -> Result<Self, String> {
+        let begun = Self { device: index(device)?, autocast, _here: PhantomData };
+        begun.switch(true)?;
+        Ok(begun)
+    }
+
+    fn switch(&self, on: bool) -> Result<(), String> {
+        // SAFETY: takes a number and flags.
+        result(unsafe { ebb_autocast(self.device, kind(self.autocast) == Kind::Half, on) })
     }
 }
 
 impl Drop for Autocast {
     fn drop(&mut self) {
-        // SAFETY: takes a number and a flag.
-        let ended = result(unsafe { ebb_autocast(self.device, false) });
+        let ended = self.switch(false);
         debug_assert_eq!(ended, Ok(()));
+    }
+}
+
+/// Returns libtorch's name of a type of autocast.
+pub(super) const fn kind(autocast: Type) -> Kind {
+    match autocast {
+        Type::Bf16 => Kind::BFloat16,
+        Type::F16 => Kind::Half,
     }
 }
 
@@ -145,6 +166,36 @@ fn index(device: tch::Device) -> Result<i32, String> {
         tch::Device::Cuda(index) => i32::try_from(index).map_err(|_| "no such device".to_owned()),
         _ => Ok(-1),
     }
+}
+
+/// Lets [`backward`] tell the gradient of a leaf, by its number. Once for each leaf.
+pub(super) fn hook(leaf: &Tensor, number: usize) -> Result<(), String> {
+    // SAFETY: the tensor is alive.
+    result(unsafe { ebb_hook(leaf.as_ptr().cast(), number) })
+}
+
+/// What hears of gradients: the number of the leaf, and its gradient.
+type Made<'a> = dyn FnMut(usize, Tensor) + 'a;
+
+/// Computes the gradients of a loss for leaves on the CPU, which are hooked. `made` gets each as
+/// soon as it is final, in this thread. A leaf that took no part in the loss has none.
+pub(super) fn backward(loss: &Tensor, leaves: &[&Tensor], mut made: &mut Made<'_>) -> Result<(), String> {
+    extern "C" fn tell(context: *mut c_void, leaf: usize, gradient: *mut RawTensor) -> bool {
+        let telling = || {
+            // SAFETY: `backward` waits for the call and gave `made`, which nobody else uses now.
+            // The gradient is ours.
+            let (made, gradient) = unsafe { (&mut *context.cast::<&mut Made<'_>>(), own(gradient)) };
+            if let Some(gradient) = gradient {
+                made(leaf, gradient);
+            }
+        };
+        // A panic must not cross C++.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(telling)).is_ok()
+    }
+    let leaves: Vec<*const RawTensor> = leaves.iter().map(|leaf| leaf.as_ptr().cast()).collect();
+    let context = (&raw mut made).cast();
+    // SAFETY: the tensors are alive, and `made` lives as long as the call.
+    result(unsafe { ebb_backward(loss.as_ptr().cast(), leaves.as_ptr(), leaves.len(), tell, context) })
 }
 
 /// An attribute of a script that matters for training.

@@ -1,13 +1,16 @@
 //! A process's part in a job, on threads of its own: a whole cluster, or a worker of another one.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use client::results::{WorstRecords, metrics};
 use client::security::Keys;
 use client::{Client, Dialer, Followed, Local, Submission, report};
+use kernels::Device;
+use kernels::device::Devices;
+use kernels::telemetry::Observer;
 use model::{Model, Registry};
 use net::memory::Memory;
 use net::relay::Line;
@@ -23,6 +26,9 @@ use crate::failure::message;
 
 /// Longest time without an answer of a master.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The CUDA devices of this process, each opened once, whatever jobs it has.
+static DEVICES: LazyLock<Devices> = LazyLock::new(ebbflow::devices);
 
 /// Where a process takes part, and how.
 pub(super) struct Place {
@@ -41,6 +47,9 @@ pub(super) struct Place {
     pub(super) script: u64,
     /// Device of the program's model. `None`: the CPU.
     pub(super) device: Option<ProgramDevice>,
+    /// Number in this process of the CUDA device on which the loop takes weights and leaves
+    /// gradients. `None`: it does so on the host.
+    pub(super) cuda: Option<usize>,
     /// Time during which a request for data by URL is repeated.
     pub(super) data_patience: Duration,
     /// Where the loop hears which records it will be asked for. `None`: it does not.
@@ -56,6 +65,31 @@ impl Place {
             let _ = ahead.send(Ahead::Train(microbatch.epoch.get(), batch.records.clone()));
         }))
     }
+
+    /// Returns the ways to the ps of another process.
+    fn connector(&self, dialer: &Dialer, watched: &Watched) -> Connector {
+        // An agent forwards calls, and cannot lend memory.
+        let memory = if self.agent.is_some() { None } else { Memory::new().ok() };
+        let (dialer, metrics) = (dialer.clone(), watched.metrics.clone());
+        match (memory, self.cuda) {
+            (Some(memory), Some(ordinal)) => {
+                Connector::device_memory(dialer, memory, ordinal, DEVICES.clone(), metrics)
+            }
+            (Some(memory), None) => Connector::shared_memory(dialer, memory, metrics),
+            (None, _) => Connector::socket(dialer),
+        }
+    }
+}
+
+/// Returns the device on which a loop takes weights and leaves gradients. The host, if the kernels
+/// cannot use the device; the log says why. It may take seconds.
+fn opened(devices: &Devices, cuda: Option<usize>) -> Device {
+    let Some(ordinal) = cuda else { return Device::default() };
+    devices.cuda(ordinal).unwrap_or_else(|reason| {
+        let what = "weights and gradients go to and from the loop through memory of the host";
+        tracing::warn!(%reason, "{what}");
+        Device::default()
+    })
 }
 
 /// Runs the part of this process until the job ends or `stop`. Tells all of it over `link`.
@@ -67,7 +101,7 @@ pub(super) fn run(
     stop: &CancellationToken,
 ) {
     let part = Part { spec, exported: Arc::default(), link, stop };
-    let registry = part.registry(what, place.ahead.as_ref());
+    let registry = part.registry(what, place);
     // Two: one may serve the master while a ps applies an update on the other.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let ended = match runtime {
@@ -103,10 +137,13 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn registry(&self, what: Arc<Description>, ahead: Option<&Sender<Ahead>>) -> Registry {
-        let (link, exported, ahead) = (self.link.clone(), self.exported.clone(), ahead.cloned());
-        Registry::default().with(PROGRAM, move |_| {
-            let driven = Driven::new(what.clone(), link.clone(), exported.clone(), ahead.clone());
+    fn registry(&self, what: Arc<Description>, place: &Place) -> Registry {
+        let (link, exported) = (self.link.clone(), self.exported.clone());
+        let (ahead, cuda) = (place.ahead.clone(), place.cuda);
+        Registry::default().with(PROGRAM, move |context| {
+            let (link, exported, ahead) = (link.clone(), exported.clone(), ahead.clone());
+            let device = opened(&context.devices, cuda);
+            let driven = Driven::new(what.clone(), link, exported, ahead, device);
             Ok(Box::new(driven) as Box<dyn Model>)
         })
     }
@@ -116,6 +153,7 @@ impl Part<'_> {
         // The device of the program's model is its own affair.
         let options = client::Options {
             threads: place.threads,
+            open: DEVICES.clone(),
             data_patience: place.data_patience,
             program: self.spec.name.clone(),
             numerics: place.numerics.clone(),
@@ -167,19 +205,20 @@ impl Part<'_> {
             program: self.spec.name.clone(),
             script: place.script,
             numerics: place.numerics.clone(),
+            devices: DEVICES.clone(),
             program_device: place.device.clone(),
             read_ahead: place.read_ahead(),
             // The program reads with its user's rights.
             data_urls: data::every_url(),
             ..worker::Options::default()
         };
-        let watched = Watched::default();
-        let memory = if place.agent.is_some() { None } else { Memory::new().ok() };
-        let connector = match memory {
-            Some(memory) => Connector::shared_memory(dialer.clone(), memory, watched.metrics.clone()),
-            // An agent forwards calls, and cannot lend memory.
-            None => Connector::socket(dialer.clone()),
-        };
+        // The first answer of a driver takes a while. Without one nothing is known of the device.
+        let ordinals: Vec<_> = place.cuda.into_iter().collect();
+        let watching = tokio::task::spawn_blocking(move || Observer::start(&ordinals));
+        let watching = watching.await.unwrap_or_default();
+        let latest = place.cuda.map(|ordinal| watching.devices().latest(ordinal));
+        let watched = Watched { device: latest.unwrap_or_default(), ..Watched::default() };
+        let connector = place.connector(&dialer, &watched);
         let leave = CancellationToken::new();
         let stores = Stores::default();
         let working =

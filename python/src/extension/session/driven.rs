@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, sync_channel};
 
 use data::Batch;
+use kernels::Device;
 use model::export::{Constant, Dtype};
-use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights};
+use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights, fault};
 use proto::ids::Epoch;
 use proto::plan::Microbatch;
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use proto::worst::RecordLoss;
 use pyo3::types::PyBytesMethods as _;
 
-use super::request::{Evaluate, Pulled, Train};
+use super::request::{Evaluate, Factors, Pulled, Train};
 use super::{Ahead, Described, Message};
 
 /// Name of the file with the state of the loop.
@@ -25,15 +26,42 @@ pub(super) struct Description {
     tensors: Vec<TensorSpec>,
     initial: Vec<Values>,
     constants: Vec<Constant>,
+    places: Places,
+}
+
+/// Where the tensors of a job are that are none of its model.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    /// Number of the model's tensors, which are the first ones.
+    pub(super) of_model: usize,
+    /// Index of the loss scale.
+    pub(super) scale: Option<usize>,
     /// Index of the tensor that holds the state of the loop; it is the last one.
-    register: Option<usize>,
+    pub(super) register: Option<usize>,
+}
+
+impl Places {
+    /// Finds the tensors of a job.
+    ///
+    /// # Errors
+    /// Those of the model are not the first ones, or a register is not the last one.
+    fn new(tensors: &[TensorSpec]) -> std::result::Result<Self, String> {
+        let at = |role| tensors.iter().position(|tensor| tensor.role == role);
+        let (scale, register) = (at(TensorRole::LossScale), at(TensorRole::Register));
+        let of_model = tensors.len() - usize::from(scale.is_some()) - usize::from(register.is_some());
+        let expected: Vec<_> = [scale, register].into_iter().flatten().collect();
+        if expected != (of_model..tensors.len()).collect::<Vec<_>>() {
+            return Err("after the tensors of the model come a loss scale and a register at most".to_owned());
+        }
+        Ok(Self { of_model, scale, register })
+    }
 }
 
 impl Description {
     /// Reads what Python says of a model.
     ///
     /// # Errors
-    /// A kind, a type or a length is none, or a register is not the last tensor.
+    /// A kind, a type or a length is none, or the tensors of the model are not the first ones.
     pub(super) fn new(
         tensors: Vec<Described<'_>>,
         constants: Vec<Described<'_>>,
@@ -44,6 +72,7 @@ impl Description {
                 "parameter" => TensorSpec::parameter(name, shape),
                 "state" => TensorSpec::state(name, shape),
                 "counter" => TensorSpec::counter(name, shape),
+                "loss_scale" => TensorSpec::loss_scale(name, shape),
                 "register" => TensorSpec::register(name, shape),
                 other => return Err(format!("tensor `{name}`: no role `{other}`")),
             };
@@ -70,11 +99,8 @@ impl Description {
             Ok::<_, String>(Constant { name, shape, dtype, bytes })
         };
         let constants = constants.into_iter().map(constant).collect::<std::result::Result<_, _>>()?;
-        let register = specs.iter().position(|spec| spec.role == TensorRole::Register);
-        if register.is_some_and(|at| at + 1 != specs.len()) {
-            return Err("a register is not the last tensor".to_owned());
-        }
-        Ok(Self { tensors: specs, initial, constants, register })
+        let places = Places::new(&specs)?;
+        Ok(Self { tensors: specs, initial, constants, places })
     }
 }
 
@@ -114,38 +140,40 @@ pub(super) struct Driven {
     exported: Arc<AtomicBool>,
     /// Where the loop hears which records it will be asked for. `None`: it does not.
     ahead: Option<Sender<Ahead>>,
+    /// On which the loop takes weights and leaves gradients.
+    device: Device,
 }
 
 impl Driven {
     /// Creates the model of a job. Notes in `exported` that this process wrote the files of the
-    /// job. `ahead` is where the loop hears which records it will be asked for.
+    /// job. `ahead` is where the loop hears which records it will be asked for. Its weights and
+    /// gradients lie on `device`.
     pub(super) fn new(
         what: Arc<Description>,
         link: Sender<Message>,
         exported: Arc<AtomicBool>,
         ahead: Option<Sender<Ahead>>,
+        device: Device,
     ) -> Self {
         let weights = Weights::from(Vec::new());
-        Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported, ahead }
+        Self { what, link, weights, loaded: 0, microbatch: None, epoch: Epoch(0), exported, ahead, device }
     }
 
     /// Returns the version that the loop computes with.
     fn pulled(&self) -> Pulled {
-        Pulled { weights: self.weights.clone(), loaded: self.loaded, register: self.what.register }
+        Pulled { weights: self.weights.clone(), loaded: self.loaded, places: self.what.places }
     }
 
-    /// Asks the loop for gradients of parameters times `weight`.
+    /// Asks the loop for gradients of parameters times `weight`. Its loss has the scale of its
+    /// version, if the job has one, and the gradients are divided by it.
     fn ask(&self, batch: &Batch, key: u64, memory: &dyn Allocator, weight: f32) -> Result<Gradients> {
         let Some(microbatch) = self.microbatch else {
             return Err(failed("gradients", "the microbatch has no name"));
         };
-        let buffer = |tensor: &TensorSpec| match tensor.role {
-            TensorRole::Parameter => memory.floats(tensor.len()).unwrap_or_else(|| tensor.zeros()),
-            TensorRole::State | TensorRole::Counter | TensorRole::Register => tensor.zeros(),
-        };
-        let buffers = self.what.tensors.iter().map(buffer).collect();
+        let (buffers, pulled) = (self.buffers(memory)?, self.pulled());
+        let factors = Factors::new(weight, pulled.scale()?);
         let (answer, answered) = sync_channel(1);
-        let train = Train::new(microbatch, batch.clone(), key, weight, self.pulled(), buffers, answer);
+        let train = Train::new(microbatch, batch.clone(), key, factors, pulled, buffers, answer);
         let what = || format!("microbatch {} (epoch {})", microbatch.id, microbatch.epoch);
         self.link.send(Message::Train(train)).map_err(|_| gone(&what()))?;
         match answered.recv() {
@@ -153,6 +181,29 @@ impl Driven {
             Ok(Err(reason)) => Err(failed(&what(), &reason)),
             Err(_) => Err(gone(&what())),
         }
+    }
+
+    /// Returns memory for the answer of each tensor, of which floats lie on the loop's device.
+    fn buffers(&self, memory: &dyn Allocator) -> Result<Vec<Values>> {
+        const WHAT: &str = "gradients";
+        let full = |error: kernels::Error| engine(WHAT, error.to_string());
+        let buffer = |tensor: &TensorSpec| match tensor.role {
+            TensorRole::Parameter | TensorRole::State if !self.device.is_host() => {
+                Ok(self.device.zeros(DType::F32, tensor.len()).map_err(full)?.into())
+            }
+            TensorRole::Parameter => Ok(memory.floats(tensor.len()).unwrap_or_else(|| tensor.zeros())),
+            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
+                Ok(tensor.zeros())
+            }
+        };
+        let buffers = self.what.tensors.iter().map(buffer).collect::<Result<_>>()?;
+        self.settle(WHAT)?;
+        Ok(buffers)
+    }
+
+    /// Waits until the loop may read and write what lies on its device.
+    fn settle(&self, what: &str) -> Result<()> {
+        self.device.settle().map_err(|error| engine(what, fault::of_failed(&error)))
     }
 
     /// Asks the loop for measurements, and for the `most` records with the largest losses.
@@ -179,6 +230,15 @@ impl Model for Driven {
         Ok(self.what.initial.clone())
     }
 
+    fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    /// The loop takes inputs from the host.
+    fn inputs(&self) -> Device {
+        Device::default()
+    }
+
     fn load(&mut self, weights: &[Values]) -> Result<()> {
         self.load_shared(&Weights::from(weights.to_vec()))
     }
@@ -196,6 +256,7 @@ impl Model for Driven {
                 "the job's tensors are not those of this process's model; start it with the same script";
             return Err(failed("weights", reason));
         }
+        self.settle("weights")?;
         self.weights = weights.clone();
         self.loaded += 1;
         Ok(())
@@ -239,6 +300,10 @@ impl Model for Driven {
         let state = self.pulled().state().filter(|state| !state.is_empty());
         Ok(state.into_iter().map(|state| (STATE.to_owned(), state)).collect())
     }
+}
+
+fn engine(what: &str, reason: String) -> Error {
+    Error::Engine { what: what.to_owned(), reason }
 }
 
 fn failed(what: &str, reason: &str) -> Error {

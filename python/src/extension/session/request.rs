@@ -4,8 +4,10 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use data::Batch;
+use model::engines::outputs;
 use model::{Evaluation, Gradients, Weights};
 use proto::ids::{Epoch, MicrobatchId};
+use proto::loss_scale::LossScale;
 use proto::metrics::{Metric, Sum, Tally};
 use proto::plan::Microbatch;
 use proto::random;
@@ -16,7 +18,9 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::region::Region;
+use super::Described;
+use super::driven::Places;
+use super::region::{Region, address};
 
 /// Where an answer goes. `None`: it was given.
 type Answer<T> = Mutex<Option<SyncSender<Result<T, String>>>>;
@@ -30,24 +34,52 @@ pub(super) struct Pulled {
     pub(super) weights: Weights,
     /// Number of the weights in this process: equal numbers are equal weights.
     pub(super) loaded: u64,
-    /// Index of the tensor that holds the state of the loop; it is the last one.
-    pub(super) register: Option<usize>,
+    pub(super) places: Places,
 }
 
 impl Pulled {
     /// Returns the regions of the model's tensors.
     fn regions(&self) -> Vec<Region> {
         let mut regions = Region::of_weights(&self.weights);
-        regions.truncate(self.register.unwrap_or(regions.len()));
+        regions.truncate(self.places.of_model);
         regions
+    }
+
+    /// Returns the factor of the loss. `None`: the job has no loss scale.
+    ///
+    /// # Errors
+    /// There is no scale with which gradients fit f16.
+    pub(super) fn scale(&self) -> model::Result<Option<f32>> {
+        match self.places.scale.and_then(|at| self.weights.get(at)) {
+            Some(Values::I64(elements)) => outputs::loss_scale(elements).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Returns the state of the loop. `None`: the job has no room for one.
     pub(super) fn state(&self) -> Option<Vec<u8>> {
-        match self.weights.get(self.register?) {
+        match self.weights.get(self.places.register?) {
             Some(Values::I64(elements)) => Some(register::read(elements)),
             _ => None,
         }
+    }
+}
+
+/// Factors of a loop's loss and gradients.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    /// Factor of the loss, a power of two.
+    scale: f32,
+    /// Factor of the gradients that the loss with its factor has. It takes the scale away again.
+    weight: f32,
+}
+
+impl Factors {
+    /// Returns the factors of an answer that has gradients times `weight`. `scale` is the loss
+    /// scale, if the job has one.
+    pub(super) fn new(weight: f32, scale: Option<f32>) -> Self {
+        let scale = scale.unwrap_or(1.0);
+        Self { scale, weight: weight / scale }
     }
 }
 
@@ -57,7 +89,7 @@ pub(crate) struct Train {
     microbatch: Microbatch,
     batch: Batch,
     key: u64,
-    weight: f32,
+    factors: Factors,
     pulled: Pulled,
     buffers: Mutex<Option<Arc<Vec<Values>>>>,
     /// Where the buffers of the model's tensors lie.
@@ -72,16 +104,14 @@ impl Train {
         microbatch: Microbatch,
         batch: Batch,
         key: u64,
-        weight: f32,
+        factors: Factors,
         pulled: Pulled,
         mut buffers: Vec<Values>,
         answer: SyncSender<Result<Gradients, String>>,
     ) -> Self {
-        let address = |values: &mut Values| values.bytes_mut().as_mut_ptr() as usize;
-        let of_model = pulled.register.unwrap_or(buffers.len());
-        let addresses = buffers.iter_mut().take(of_model).map(address).collect();
+        let addresses = buffers.iter_mut().take(pulled.places.of_model).map(address).collect();
         let (buffers, answer) = (Mutex::new(Some(Arc::new(buffers))), Mutex::new(Some(answer)));
-        Self { microbatch, batch, key, weight, pulled, buffers, addresses, state: Mutex::default(), answer }
+        Self { microbatch, batch, key, factors, pulled, buffers, addresses, state: Mutex::default(), answer }
     }
 }
 
@@ -119,10 +149,16 @@ impl Train {
         self.key
     }
 
-    /// Factor of the gradients in the answer: the number of records.
+    /// Factor of the gradients in the answer: the number of records, divided by `scale`.
     #[getter]
     fn weight(&self) -> f32 {
-        self.weight
+        self.factors.weight
+    }
+
+    /// Factor of the loss before the backward pass: 1, or the loss scale of the job.
+    #[getter]
+    fn scale(&self) -> f32 {
+        self.factors.scale
     }
 
     /// Number of the weights in this process: equal numbers are equal weights.
@@ -149,7 +185,7 @@ impl Train {
 
     /// Gives the answer a new state.
     fn set_state(&self, state: &[u8]) -> PyResult<()> {
-        let elements = self.pulled.register.map(|at| self.pulled.weights[at].len());
+        let elements = self.pulled.places.register.map(|at| self.pulled.weights[at].len());
         let elements = elements.filter(|_| self.leads()).ok_or_else(|| {
             PyRuntimeError::new_err("the job has no state, or this microbatch is not the first of its step")
         })?;
@@ -171,7 +207,8 @@ impl Train {
         let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
         let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (buffers, answer) = buffers.zip(answer).ok_or_else(answered)?;
-        // A view that is still alive keeps the memory; the answer is a copy then.
+        // A view that is still alive keeps the memory; the answer is a copy then. What lies on a
+        // device is shared: nobody writes there after the answer.
         let mut values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
         if let Some(state) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
             && let Some(Values::I64(elements)) = values.last_mut()
@@ -335,6 +372,14 @@ impl Evaluate {
     fn leave(&self) {
         drop(self.answer.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
+}
+
+/// Returns the tensor of a loss scale as a loop describes it: name, role, shape and first values.
+#[pyfunction]
+pub(crate) fn loss_scale(py: Python<'_>) -> Described<'_> {
+    let (tensor, first) = (LossScale::tensor(), LossScale::FIRST.elements());
+    let bytes: Vec<u8> = first.iter().flat_map(|element| element.to_le_bytes()).collect();
+    (tensor.name, "loss_scale".to_owned(), tensor.shape, PyBytes::new(py, &bytes))
 }
 
 /// Returns the seed of every random number of a microbatch, in a job with `seed`.
