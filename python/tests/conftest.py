@@ -573,3 +573,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def client(cluster: Cluster) -> ebbflow.Client:
     """Give a client of the shared cluster."""
     return ebbflow.Client(cluster.url)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """End the launches that a test leaves when it fails, and tell what they said.
+
+    Otherwise they keep places of a cluster that the next tests need.
+    """
+    begin, begun = ebbflow.launch, []
+
+    def launch(*arguments: Any, **options: Any) -> ebbflow.Launch:
+        begun.append(begin(*arguments, **options))
+        return begun[-1]
+
+    monkeypatch.setattr(ebbflow, "launch", launch)
+    yield
+    for left in begun:
+        if left.state == "running":
+            left.cancel(force=True)
+            print(f"{left} was left. It said:", *left.logs(), sep="\n    ")

@@ -49,7 +49,9 @@ def losing(is_lost: str) -> str:
     """Return a script for two processes, of which one is on a node that will be lost.
 
     That one keeps a batch, and writes its id and that of its agent into the file ``held``. The
-    other one waits for the file ``lost``. ``is_lost`` is an expression that tells them apart.
+    other one joins the job after that, because whoever is alone in a job gets all batches of a
+    step. With its first batch it waits for the file ``lost``. ``is_lost`` is an expression that
+    tells them apart.
     """
     begin = TRAIN.index("def first_batch")
     end = TRAIN.index("generator = torch")
@@ -64,6 +66,8 @@ def first_batch():
             time.sleep(600)
     wait("lost")
 
+if not ({is_lost}):
+    wait("held")
 {TRAIN[end:]}"""
 
 

@@ -26,6 +26,8 @@ from .test_scripts import code, trained_alone
 
 needs_there("torch")
 
+pytestmark = pytest.mark.usefixtures("launches")
+
 IMAGE = "registry.example/train:1"
 
 

@@ -24,6 +24,8 @@ from .test_scripts import TRAIN, code, trained_alone
 
 needs_there("torch")
 
+pytestmark = pytest.mark.usefixtures("launches")
+
 #: Names the node for its processes.
 NODE = "NODE_OF_TEST"
 

@@ -23,6 +23,8 @@ from .test_scripts import TRAIN, code, trained_alone
 
 needs_there("torch")
 
+pytestmark = pytest.mark.usefixtures("launches")
+
 ONE_NODE = Path(__file__).parents[2] / "deploy/slurm/one-node.sh"
 
 #: Processors of an agent. A node has 16, so each node has one agent.
