@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from ebbflow.errors import SessionError
 
 #: Gradients of fewer bytes are taken after the backward pass, which costs less than a hand-over.
 BYTES_MIN = 1 << 20
@@ -22,11 +25,24 @@ class Early:
     loop's core computes. The loop takes what is left at the end of the pass. The product of a
     gradient and a number is the same on any thread.
 
+    A gradient that is taken is told at once, so that the worker pushes it meanwhile. Torch does not
+    say whether a gradient will grow again, as one does that checkpoints of activations compute in
+    several parts. So nothing is told in the first pass. If every gradient grew once in it, later
+    passes are told.
+
     Args:
-        parameters: Parameters of a module. Large ones are watched.
+        names: Names of the parameters of a module.
+        parameters: These parameters. Large ones are watched.
+
+    Attributes:
+        has_told: Whether a gradient of the last pass was told.
     """
 
-    def __init__(self, parameters: Sequence[Any]) -> None:
+    def __init__(self, names: Sequence[str], parameters: Sequence[Any]) -> None:
+        self.has_told = False
+        self._names = names
+        # `None`: no pass has ended.
+        self._tells: bool | None = None
         self._watched = [
             (at, tensor)
             for at, tensor in enumerate(parameters)
@@ -38,15 +54,20 @@ class Early:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         # Number of the backward pass: an interrupt may leave answers of an earlier one.
         self._number = 0
-        self._outs: Sequence[Any] | None = None
+        self._outs: list[Any] | None = None
         self._weight = 1.0
+        self._tell: Callable[[int], None] = _nobody
         # How often the gradient at a place has grown in this backward pass.
         self._grown: Counter[int] = Counter()
         # Parts of gradients that were handed over in it.
         self._parts = 0
 
-    def begin(self, outs: Sequence[Any], weight: float) -> None:
-        """Begin a backward pass whose gradients times ``weight`` belong into ``outs``."""
+    def begin(self, outs: list[Any], weight: float, tell: Callable[[int], None]) -> None:
+        """Begin a backward pass whose gradients times ``weight`` belong into ``outs``.
+
+        ``tell`` gets the place of each gradient that is there, on any thread. Its place in ``outs``
+        is ``None`` then, because what is told belongs to the worker.
+        """
         if self._watched and self._thread is None:
             work = (self._calls.get, self._answers)
             self._thread = threading.Thread(target=_take, args=work, name="ebbflow", daemon=True)
@@ -55,11 +76,19 @@ class Early:
                 tensor.register_post_accumulate_grad_hook(self._hook(at))
                 for at, tensor in self._watched
             ]
-        self._outs, self._weight = outs, weight
+        self._outs, self._weight, self._tell = outs, weight, tell
         self._number += 1
+        self.has_told = False
 
-    def end(self) -> set[int]:
-        """Wait for what has begun. Returns the places of the gradients that are in ``outs``."""
+    def end(self, *, is_whole: bool) -> set[int]:
+        """Wait for what has begun. Returns the places of the gradients that are taken.
+
+        Args:
+            is_whole: Whether the backward pass has computed all gradients.
+
+        Raises:
+            SessionError: A gradient that was told has grown again.
+        """
         grown, self._grown, self._outs = self._grown, Counter(), None
         parts, self._parts = self._parts, 0
         _take(self._left, self._answers)
@@ -68,11 +97,22 @@ class Early:
             number, failure = self._answers.get()
             if number == self._number:
                 failures.append(failure)
+        self._tell = _nobody
         for failure in failures:
             if failure is not None:
                 raise failure
         # Checkpoints of activations add to a gradient in several parts.
-        return {at for at, times in grown.items() if times == 1}
+        again = [at for at, times in grown.items() if times > 1]
+        if again and self.has_told:
+            raise SessionError(
+                f"the gradient of `{self._names[again[0]]}` grew again after it had been handed to "
+                "the job, which did not happen in the first backward pass: give "
+                "torch.utils.checkpoint use_reentrant=False, or call loss.backward() and job.push "
+                "in place of job.step"
+            )
+        if is_whole and self._tells is None:
+            self._tells = not again
+        return set(grown) - set(again)
 
     def close(self) -> None:
         """End the thread, and watch the parameters no more."""
@@ -100,12 +140,34 @@ class Early:
             if self._grown[at] > 1:
                 return
             rows = max(1, _PART_BYTES // max(1, gradient[0].nbytes))
-            pairs = zip(gradient.split(rows), self._outs[at].split(rows), strict=True)
-            for part, out in pairs:
+            gradients, outs = deque(gradient.split(rows)), deque(self._outs[at].split(rows))
+            ended = self._told(at, len(outs)) if self._tells else None
+            while outs:
                 self._parts += 1
-                self._calls.put((self._number, part, self._weight, out))
+                # Nothing here may keep a view of what is told: the worker would copy it then.
+                call = (self._number, gradients.popleft(), self._weight, outs.popleft(), ended)
+                self._calls.put(call)
+                del call
 
         return accumulated
+
+    def _told(self, at: int, parts: int) -> Callable[[], None]:
+        """Return what is called after each part of a gradient, and tells it after the last one."""
+        assert self._outs is not None
+        self._outs[at] = None
+        self.has_told = True
+        # Parts end on two threads. `next` counts each once.
+        tell, ends = self._tell, itertools.count(1)
+
+        def ended() -> None:
+            if next(ends) == parts:
+                tell(at)
+
+        return ended
+
+
+def _nobody(_: int) -> None:
+    """Hear that a gradient is there."""
 
 
 def _take(following: Callable[[], Any], answers: queue.SimpleQueue[Any]) -> None:
@@ -113,7 +175,7 @@ def _take(following: Callable[[], Any], answers: queue.SimpleQueue[Any]) -> None
     import torch
 
     while (call := following()) is not None:
-        number, gradient, weight, out = call
+        number, gradient, weight, out, ended = call
         failure: BaseException | None = None
         try:
             with torch.no_grad():
@@ -122,4 +184,9 @@ def _take(following: Callable[[], Any], answers: queue.SimpleQueue[Any]) -> None
             failure = error
         # A request is answered with its memory if nobody else has it. So let go of it first.
         del call, gradient, out
+        try:
+            if failure is None and ended is not None:
+                ended()
+        except BaseException as error:
+            failure = error
         answers.put((number, failure))

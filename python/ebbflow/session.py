@@ -280,7 +280,8 @@ class Session:
             The loss.
 
         Raises:
-            SessionError: There is no batch, or it was stepped already.
+            SessionError: There is no batch, or it was stepped already. Or a part of its gradients
+                was sent before its backward pass failed, or before one of them grew again.
             TypeError: ``loss`` is no tensor of one element that has a gradient.
             WrittenError: The loop wrote a weight itself.
         """

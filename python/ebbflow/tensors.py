@@ -18,7 +18,7 @@ from typing import Any
 from ebbflow._early import Early
 from ebbflow._gradients import Gradients
 from ebbflow._marks import Marks
-from ebbflow.errors import WrittenError
+from ebbflow.errors import SessionError, WrittenError
 
 #: Parameters of fewer bytes are copied, which takes no longer than not to.
 _SHARED_BYTES_MIN = 1 << 18
@@ -122,11 +122,13 @@ class Tensors:
         # Whether a parameter may have the memory of a request, and what memory it had before.
         self._shares = [_may_share(tensor) for _, tensor in self.parameters]
         self._own: list[Any] = [None] * len(self.parameters)
-        self._early = Early([tensor for _, tensor in self.parameters])
+        self._early = Early([name for name, _ in parameters], [tensor for _, tensor in parameters])
         self._gradients = Gradients([tensor for _, tensor in self.parameters])
         # Where the gradients of the request at hand belong, and which of them are there.
         self._outs: list[Any] = []
         self._written: set[int] = set()
+        # The request of which the worker has a part, although its backward pass failed.
+        self._spent: Any = None
         self._versions: list[int] = []
         self._constant_versions = [tensor._version for _, tensor in constants]
         self._marks = Marks([tensor for _, tensor in parameters])
@@ -272,16 +274,28 @@ class Tensors:
         self._gradients.watch()
 
     def backward(self, loss: Any, request: Any) -> None:
-        """Compute the gradients of a loss. Large ones are written into a request meanwhile."""
+        """Compute the gradients of a loss. Large ones are written into a request meanwhile.
+
+        Raises:
+            SessionError: A backward pass of this request failed after the worker had a part of its
+                gradients, or a gradient grew after the worker had it.
+        """
         self._outs = self._outs_of(request)
-        self._early.begin(self._outs, request.weight)
+        self._early.begin(self._outs, request.weight, request.made)
+        is_whole = False
         try:
             loss.backward()
-        except BaseException:
-            self._early.end()
-            self._outs = []
-            raise
-        self._written = self._early.end()
+            is_whole = True
+        finally:
+            try:
+                self._written = self._early.end(is_whole=is_whole)
+            except BaseException:
+                is_whole = False
+                raise
+            finally:
+                if not is_whole:
+                    self._outs, self._written = [], set()
+                    self._spent = request if self._early.has_told else None
 
     def collect(self, request: Any) -> None:
         """Write gradients times the number of records, and the new state, into a request.
@@ -350,6 +364,18 @@ class Tensors:
             torch.cuda.synchronize(device)
 
     def _outs_of(self, request: Any) -> list[Any]:
+        """Return the memory of each tensor in a request.
+
+        Raises:
+            SessionError: A backward pass of this request failed after the worker had a part of its
+                gradients.
+        """
+        if request is self._spent:
+            raise SessionError(
+                f"a backward pass of microbatch {request.microbatch} failed after a part of its "
+                "gradients was handed to the job, so it cannot be repeated; leave the loop by the "
+                "error, and another lease computes the microbatch"
+            )
         tensors = [tensor for _, tensor in self.parameters + self.states]
         views = _views(request.buffers())
         return [view.view(tensor.shape) for view, tensor in zip(views, tensors, strict=True)]

@@ -184,12 +184,14 @@ def variables(certs: Path, name: str) -> dict[str, str]:
 
 
 class Cluster:
-    """A master, two ps and workers on this machine. ``certs`` has their keys, if they have any.
+    """A master, ps and workers on this machine. ``certs`` has their keys, if they have any.
 
     Use it in a ``with`` statement, which ends its processes.
     """
 
-    def __init__(self, folder: Path, workers: int = 1, certs: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, workers: int = 1, certs: Path | None = None, ps: int = 2
+    ) -> None:
         self.folder = folder
         self.certs = certs
         self.processes: list[Process] = []
@@ -202,7 +204,7 @@ class Cluster:
             ).url()
             self.ps = [
                 self.start(f"ps-{index}", "ps", "--master", self.url, "--listen", "127.0.0.1:0")
-                for index in range(2)
+                for index in range(ps)
             ]
             self.ps_urls = [ps.url() for ps in self.ps]
             for index in range(workers):

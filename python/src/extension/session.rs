@@ -11,6 +11,7 @@
 //! every job, and its model asks the loop. The worker's threads never take the GIL, so heartbeats
 //! do not wait for Python.
 
+mod buffers;
 pub(super) mod cluster;
 mod dlpack;
 pub(super) mod driven;
@@ -32,9 +33,10 @@ use pyo3::types::PyBytes;
 use tokio_util::sync::CancellationToken;
 use worker::ProgramDevice;
 
+pub(super) use self::buffers::Buffers;
 use self::cluster::Place;
 use self::driven::Description;
-pub(super) use self::region::{Region, address};
+pub(super) use self::region::Region;
 pub(super) use self::request::{Evaluate, Train, loss_scale, microbatch_key};
 use super::client::shown;
 use super::secrets::Secrets;

@@ -30,7 +30,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
 use super::session::driven::saved_type;
-use super::session::{Region, address};
+use super::session::{Buffers, Region};
 
 /// Module of the package that calls PyTorch.
 const PYTHON: &str = "ebbflow._torchscript";
@@ -205,17 +205,12 @@ impl Scripted {
                 tensor.zeros()
             }
         };
-        let mut buffers: Vec<Values> = self.tensors.iter().map(buffer).collect();
-        let addresses: Vec<usize> = buffers.iter_mut().map(address).collect();
-        let buffers = Arc::new(buffers);
-        let mut regions = Region::of_buffers(&buffers, &addresses);
-        regions.truncate(self.of_script());
+        let buffers = Buffers::new(self.tensors.iter().map(buffer).collect());
+        let regions = buffers.regions(self.of_script());
         let scale = self.scale.as_deref().map(outputs::loss_scale).transpose()?;
         let filled = self.module.bind(py).call_method1("gradients", (weight, regions, scale));
         filled.map_err(failed(py, "gradients"))?;
-        // A view that is still alive keeps the memory; the answer is a copy then.
-        let values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
-        Ok(Gradients { loss: loss as f32, values })
+        Ok(Gradients { loss: loss as f32, values: buffers.rest().map(|(_, values)| values).collect() })
     }
 
     /// Returns the number of the tensors that the script has.

@@ -3,19 +3,22 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, sync_channel};
+use std::sync::mpsc::{Sender, channel, sync_channel};
 
 use data::Batch;
 use kernels::Device;
 use model::export::{Constant, Dtype};
-use model::{Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, Upcoming, Weights, fault};
+use model::{
+    Allocator, Error, Evaluation, Gradients, Model, OwnMemory, Result, TakeGradient, Upcoming, Weights, fault,
+};
 use proto::ids::Epoch;
 use proto::plan::Microbatch;
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use proto::worst::RecordLoss;
 use pyo3::types::PyBytesMethods as _;
 
-use super::request::{Evaluate, Factors, Pulled, Train};
+use super::buffers::Buffers;
+use super::request::{Answer, Evaluate, Factors, Pulled, Train};
 use super::{Ahead, Described, Message};
 
 /// Name of the file with the state of the loop.
@@ -164,23 +167,41 @@ impl Driven {
         Pulled { weights: self.weights.clone(), loaded: self.loaded, places: self.what.places }
     }
 
-    /// Asks the loop for gradients of parameters times `weight`. Its loss has the scale of its
-    /// version, if the job has one, and the gradients are divided by it.
-    fn ask(&self, batch: &Batch, key: u64, memory: &dyn Allocator, weight: f32) -> Result<Gradients> {
+    /// Asks the loop for gradients of parameters times `weight`, which `take` gets as the loop makes
+    /// them. Its loss has the scale of its version, if the job has one, and the gradients are
+    /// divided by it. Returns the mean loss.
+    fn ask(
+        &self,
+        batch: &Batch,
+        key: u64,
+        memory: &dyn Allocator,
+        weight: f32,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
         let Some(microbatch) = self.microbatch else {
             return Err(failed("gradients", "the microbatch has no name"));
         };
-        let (buffers, pulled) = (self.buffers(memory)?, self.pulled());
+        let (buffers, pulled) = (Buffers::new(self.buffers(memory)?), self.pulled());
         let factors = Factors::new(weight, pulled.scale()?);
-        let (answer, answered) = sync_channel(1);
-        let train = Train::new(microbatch, batch.clone(), key, factors, pulled, buffers, answer);
+        let (told, hears) = channel();
+        let train = Train::new(microbatch, batch.clone(), key, factors, pulled, buffers, told);
         let what = || format!("microbatch {} (epoch {})", microbatch.id, microbatch.epoch);
         self.link.send(Message::Train(train)).map_err(|_| gone(&what()))?;
-        match answered.recv() {
-            Ok(Ok(gradients)) => Ok(gradients),
-            Ok(Err(reason)) => Err(failed(&what(), &reason)),
-            Err(_) => Err(gone(&what())),
+        for told in hears {
+            match told {
+                Answer::Made(tensor, values) => take(tensor, values),
+                Answer::All(loss) => return Ok(loss),
+                Answer::Failed(reason) => return Err(failed(&what(), &reason)),
+            }
         }
+        Err(gone(&what()))
+    }
+
+    /// Asks the loop as [`ask`](Self::ask) does, and returns all gradients in the end.
+    fn ask_for_all(&self, batch: &Batch, key: u64, memory: &dyn Allocator, weight: f32) -> Result<Gradients> {
+        let mut made: Vec<_> = self.what.tensors.iter().map(|_| None).collect();
+        let loss = self.ask(batch, key, memory, weight, &mut |tensor, values| made[tensor] = Some(values))?;
+        Ok(Gradients { loss, values: made.into_iter().flatten().collect() })
     }
 
     /// Returns memory for the answer of each tensor, of which floats lie on the loop's device.
@@ -276,11 +297,22 @@ impl Model for Driven {
     }
 
     fn gradients(&mut self, batch: &Batch, key: u64) -> Result<Gradients> {
-        self.ask(batch, key, &OwnMemory, 1.0)
+        self.ask_for_all(batch, key, &OwnMemory, 1.0)
     }
 
     fn weighted_gradients(&mut self, batch: &Batch, key: u64, memory: &dyn Allocator) -> Result<Gradients> {
-        self.ask(batch, key, memory, batch.samples as f32)
+        self.ask_for_all(batch, key, memory, batch.samples as f32)
+    }
+
+    /// The loop hands over large gradients during its backward pass, and the others in the end.
+    fn gradients_as_made(
+        &mut self,
+        batch: &Batch,
+        key: u64,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<f32> {
+        self.ask(batch, key, memory, batch.samples as f32, take)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation> {

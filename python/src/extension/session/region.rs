@@ -21,8 +21,8 @@ use super::dlpack::{self, CPU, CUDA, Memory};
 pub(super) enum Owner {
     /// Weights, which nobody writes.
     Weights(Weights),
-    /// Gradients of a request, which only Python code writes.
-    Buffers(Arc<Vec<Values>>),
+    /// Values of a tensor in the answer to a request, which only Python code writes.
+    Buffer(Arc<Values>),
     /// Values of a batch.
     Column(Column),
 }
@@ -56,11 +56,9 @@ impl Region {
         weights.iter().map(|values| Self::of(values, address(values), false, &owner)).collect()
     }
 
-    /// Returns the regions of buffers at `addresses`, for writing.
-    pub(in crate::extension) fn of_buffers(buffers: &Arc<Vec<Values>>, addresses: &[usize]) -> Vec<Self> {
-        let owner = Owner::Buffers(buffers.clone());
-        let region = |(values, &address): (&Values, &usize)| Self::of(values, address, true, &owner);
-        buffers.iter().zip(addresses).map(region).collect()
+    /// Returns the region of a buffer at `address`, for writing.
+    pub(super) fn of_buffer(buffer: &Arc<Values>, address: usize) -> Self {
+        Self::of(buffer, address, true, &Owner::Buffer(buffer.clone()))
     }
 
     /// Returns name, type and values `[n, shape..]` of each column of a batch, for reading: the
@@ -101,7 +99,7 @@ impl Region {
 }
 
 /// Returns where values lie that Python will write, for a region of them.
-pub(in crate::extension) fn address(values: &mut Values) -> usize {
+pub(super) fn address(values: &mut Values) -> usize {
     match on_device(values) {
         Some(storage) => foreign(storage),
         None => values.bytes_mut().as_mut_ptr() as usize,

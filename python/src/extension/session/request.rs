@@ -1,11 +1,11 @@
 //! What the worker asks of the loop: gradients of a microbatch, or measurements of records.
 
-use std::sync::mpsc::SyncSender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::{Sender, SyncSender};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use data::Batch;
 use model::engines::outputs;
-use model::{Evaluation, Gradients, Weights};
+use model::{Evaluation, Weights};
 use proto::ids::{Epoch, MicrobatchId};
 use proto::loss_scale::LossScale;
 use proto::metrics::{Metric, Sum, Tally};
@@ -19,11 +19,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::Described;
+use super::buffers::Buffers;
 use super::driven::Places;
-use super::region::{Region, address};
+use super::region::Region;
 
-/// Where an answer goes. `None`: it was given.
-type Answer<T> = Mutex<Option<SyncSender<Result<T, String>>>>;
+/// Where the answer to an [`Evaluate`] goes.
+type Measured = SyncSender<Result<(Evaluation, Vec<RecordLoss>), String>>;
+
+/// What a loop says of the gradients of a microbatch.
+pub(super) enum Answer {
+    /// The values of a tensor, which are final.
+    Made(usize, Values),
+    /// All values were told. The mean loss of the records.
+    All(f32),
+    /// The loop cannot answer, and why.
+    Failed(String),
+}
 
 /// A record as Python tells it: its place in the batch, its loss, its label as classes or as
 /// values, its outputs, and its image as a PNG file, which may be empty.
@@ -91,12 +102,16 @@ pub(crate) struct Train {
     key: u64,
     factors: Factors,
     pulled: Pulled,
-    buffers: Mutex<Option<Arc<Vec<Values>>>>,
-    /// Where the buffers of the model's tensors lie.
-    addresses: Vec<usize>,
     /// The state that the answer brings.
     state: Mutex<Option<Vec<u8>>>,
-    answer: Answer<Gradients>,
+    /// What the answer needs. `None`: it was given.
+    open: Mutex<Option<Open>>,
+}
+
+/// What a request has until its answer is whole.
+struct Open {
+    buffers: Buffers,
+    told: Sender<Answer>,
 }
 
 impl Train {
@@ -106,12 +121,15 @@ impl Train {
         key: u64,
         factors: Factors,
         pulled: Pulled,
-        mut buffers: Vec<Values>,
-        answer: SyncSender<Result<Gradients, String>>,
+        buffers: Buffers,
+        told: Sender<Answer>,
     ) -> Self {
-        let addresses = buffers.iter_mut().take(pulled.places.of_model).map(address).collect();
-        let (buffers, answer) = (Mutex::new(Some(Arc::new(buffers))), Mutex::new(Some(answer)));
-        Self { microbatch, batch, key, factors, pulled, buffers, addresses, state: Mutex::default(), answer }
+        let open = Mutex::new(Some(Open { buffers, told }));
+        Self { microbatch, batch, key, factors, pulled, state: Mutex::default(), open }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -197,40 +215,50 @@ impl Train {
     /// Memory for the answer of each tensor: gradients of parameters, new values of state. Its
     /// first content is arbitrary.
     fn buffers(&self) -> PyResult<Vec<Region>> {
-        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
-        let buffers = buffers.as_ref().ok_or_else(answered)?;
-        Ok(Region::of_buffers(buffers, &self.addresses))
+        let open = self.open();
+        let regions = open.as_ref().and_then(|open| open.buffers.regions(self.pulled.places.of_model));
+        regions.ok_or_else(answered)
+    }
+
+    /// Says that the buffer of a tensor has its final content, so that it can be pushed while the
+    /// loop fills the others. It counts only with the answer.
+    fn made(&self, tensor: usize) -> PyResult<()> {
+        let mut open = self.open();
+        let open = open.as_mut().ok_or_else(answered)?;
+        let is_of_model = tensor < self.pulled.places.of_model;
+        let values = is_of_model.then(|| open.buffers.take(tensor)).flatten().ok_or_else(answered)?;
+        // The worker may not wait any more.
+        let _ = open.told.send(Answer::Made(tensor, values));
+        Ok(())
     }
 
     /// Answers with the content of the buffers and the mean loss of the records.
     fn answer(&self, loss: f64) -> PyResult<()> {
-        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (buffers, answer) = buffers.zip(answer).ok_or_else(answered)?;
-        // A view that is still alive keeps the memory; the answer is a copy then. What lies on a
-        // device is shared: nobody writes there after the answer.
-        let mut values = Arc::try_unwrap(buffers).unwrap_or_else(|shared| shared.to_vec());
-        if let Some(state) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take()
-            && let Some(Values::I64(elements)) = values.last_mut()
-        {
-            register::write(elements, self.microbatch.step, &state).map_err(wrong)?;
+        let Open { buffers, told } = self.open().take().ok_or_else(answered)?;
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let register = self.pulled.places.register;
+        for (tensor, mut values) in buffers.rest() {
+            if let (Some(state), Values::I64(elements)) = (&state, &mut values)
+                && register == Some(tensor)
+            {
+                register::write(elements, self.microbatch.step, state).map_err(wrong)?;
+            }
+            let _ = told.send(Answer::Made(tensor, values));
         }
-        // The worker may not wait any more.
-        let _ = answer.send(Ok(Gradients { loss: loss as f32, values }));
+        let _ = told.send(Answer::All(loss as f32));
         Ok(())
     }
 
     /// Says that the loop cannot answer, and why.
     fn fail(&self, reason: String) {
-        let answer = self.answer.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(answer) = answer {
-            let _ = answer.send(Err(reason));
+        if let Some(open) = self.open().take() {
+            let _ = open.told.send(Answer::Failed(reason));
         }
     }
 
     /// Says that this process leaves the job: others can answer.
     fn leave(&self) {
-        drop(self.answer.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.open().take());
     }
 }
 
@@ -242,7 +270,8 @@ pub(crate) struct Evaluate {
     pulled: Pulled,
     /// Number of records with the largest losses that the answer lists, or all.
     worst: usize,
-    answer: Answer<(Evaluation, Vec<RecordLoss>)>,
+    /// `None`: the answer was given.
+    answer: Mutex<Option<Measured>>,
 }
 
 impl Evaluate {
@@ -251,7 +280,7 @@ impl Evaluate {
         batch: Batch,
         pulled: Pulled,
         worst: usize,
-        answer: SyncSender<Result<(Evaluation, Vec<RecordLoss>), String>>,
+        answer: Measured,
     ) -> Self {
         Self { epoch, batch, pulled, worst, answer: Mutex::new(Some(answer)) }
     }
@@ -394,5 +423,5 @@ fn wrong(error: proto::Error) -> PyErr {
 }
 
 fn answered() -> PyErr {
-    PyRuntimeError::new_err("this request is answered already")
+    PyRuntimeError::new_err("this request is answered already, as a whole or in part")
 }
