@@ -59,7 +59,7 @@ DIGITS = Path(__file__).parents[2] / "examples/digits/job.toml"
 
 #: Seconds after which a test that hangs fails. `faulthandler_timeout` in `pyproject.toml` is
 #: longer: it ends tests that do not even notice a signal.
-LIMIT = 300
+LIMIT = 600
 
 
 @pytest.hookimpl(wrapper=True)

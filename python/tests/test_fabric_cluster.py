@@ -17,7 +17,7 @@ from .conftest import Cluster, Place, Script, needs_there
 needs_there("torch")
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 import torch
 from torch import nn
 from ebbflow.fabric import FabricModel, LoggerCallback
@@ -170,11 +170,16 @@ def test_another_process_is_elected_when_the_driver_dies(
 
 
 #: The same script, whose first process waits with a batch in its hands once it has heard of two.
+#: The second one computes slowly, so that it does not end the job before the first one hears.
 HEARS_OF_TWO = SCRIPT.replace(
     "def accuracy(",
-    """class Waits(nn.CrossEntropyLoss):
+    """is_second = not holds
+
+class Waits(nn.CrossEntropyLoss):
     def forward(self, outputs, labels):
         global holds
+        if is_second and model.training:
+            time.sleep(0.05)
         if holds and model.training and edt_model.job.workers == 2:
             holds = 0
             print("at the gate", flush=True)

@@ -25,7 +25,11 @@ from torch import nn
 dies = len(sys.argv) > 1
 marker = Path(sys.argv[1]) if dies else None
 worker = os.environ.get("EBBFLOW_WORKER")
-while dies and worker != "worker-2" and not marker.exists():
+
+def is_gone():
+    return marker.exists() and not Path(f"/proc/{marker.read_text()}").exists()
+
+while dies and worker != "worker-2" and not is_gone():
     time.sleep(0.02)
 generator = torch.Generator().manual_seed(3)
 x = torch.randn(200, 6, generator=generator)
@@ -39,7 +43,7 @@ with ebbflow.join(model, optimizer, source, micro=8, effective=32, epochs=3, nam
     for epoch in job.epochs():
         for batch in epoch:
             if dies and worker == "worker-2" and not marker.exists():
-                marker.touch()
+                marker.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL)
             job.step(loss(model(batch.x), batch.y))
 print("trained", job.model_sha256, flush=True)

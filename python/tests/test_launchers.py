@@ -90,9 +90,11 @@ def test_a_killed_agent_is_started_again_and_changes_no_bit(tmp_path: Path) -> N
     lines = list(launch.logs())
     assert any("was ended by SIGKILL; it is started again" in line for line in lines), lines
     logs = sorted(path.name for path in (out / "logs").iterdir())
-    assert logs == [f"train-1-{index}.log" for index in range(3)]
+    # The process of the agent that was killed may come too late to say anything.
+    assert {"train-1-0.log", "train-1-2.log"} <= set(logs)
     assert f"trained {alone}\n" in (out / "logs/train-1-0.log").read_text()
-    assert not Path(f"/proc/{process}").exists(), "it died with its agent"
+    # It dies with its agent.
+    ended(process)
     assert [path.name for path in (out / "launch").iterdir()] == [".gitignore"], "nothing is left"
 
 

@@ -80,7 +80,7 @@ attempt("client", lambda: ebbflow.Client(master, timeout=1).jobs())
 for url in [master, *sys.argv[1:]]:
     attempt("dial", lambda: dial(url))
 # By way of its agent, it does what a process of its script does and no more.
-mine = ebbflow.Client(master, timeout=1, _agent=number)
+mine = ebbflow.Client(master, timeout=60, _agent=number)
 print("list", [job["job"] for job in mine.jobs()], flush=True)
 attempt("other", lambda: mine.status("other"))
 attempt("cancel", lambda: mine.cancel(os.environ["EBBFLOW_JOB"]))

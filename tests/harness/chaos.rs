@@ -13,14 +13,11 @@ use std::time::{Duration, Instant};
 
 use ebbflow::random::Keyed;
 
-use super::{Cluster, events};
+use super::{Cluster, REGISTERED, events};
 
 /// Time for which a stopped worker stands still. It is longer than the master's limit of silence
 /// (`death`, 5 s), so other workers get its leases.
 pub const STOP: Duration = Duration::from_secs(7);
-
-/// Log line of a worker that the master knows.
-const REGISTERED: &str = "registered with the master";
 
 /// Fault of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

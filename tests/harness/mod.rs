@@ -87,6 +87,9 @@ pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> St
     text(&output)
 }
 
+/// Log line of a worker or a ps that the master knows.
+const REGISTERED: &str = "registered with the master";
+
 /// Lines of a process's log that a failed test shows.
 const LOG_LINES_SHOWN: usize = 200;
 
@@ -137,6 +140,11 @@ impl Process {
             assert!(self.child.try_wait().expect("a child").is_none(), "it ended:\n{}", self.log());
             std::thread::park_timeout(std::time::Duration::from_millis(5));
         }
+    }
+
+    /// Waits until a worker or a ps takes part in the cluster.
+    pub fn wait_until_registered(&mut self) {
+        self.wait_for(REGISTERED);
     }
 
     /// Returns the log so far.

@@ -7,7 +7,7 @@ use std::process::Stdio;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, fail, model, root, succeed, summary, text};
+use crate::harness::{Cluster, Process, fail, model, root, succeed, summary, text};
 
 const JOB: &str = r#"
 name = "bad"
@@ -95,6 +95,8 @@ fn any_fleet_skips_the_same_images_and_trains_the_same_bits() {
     assert_eq!(of_one["samples_applied"], 12 * 197);
 
     let mut cluster = Cluster::start(2, 3);
+    // Otherwise the others may end the job before this test has seen a lease of the second one.
+    cluster.workers.iter_mut().for_each(Process::wait_until_registered);
     let together = cluster.dir.path().join("out");
     let mut submission = cluster.submission(&job, &together, &[]);
     let submission = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -57,7 +57,7 @@ fn wait_for(cluster: &Cluster, is_such: impl Fn(&Value) -> bool) -> Value {
 /// Starts a worker and waits until the master knows it.
 fn join(cluster: &mut Cluster, arguments: &[&str], environment: &[(&str, &str)]) {
     cluster.add_worker_as(arguments, environment);
-    cluster.workers.last_mut().unwrap().wait_for("registered with the master");
+    cluster.workers.last_mut().unwrap().wait_until_registered();
 }
 
 #[test]

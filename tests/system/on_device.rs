@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::harness::skip::{Lacks, skipped};
-use crate::harness::{self, Cluster, model, root, summary, text, told};
+use crate::harness::{self, Cluster, Process, model, root, summary, text, told};
 use crate::images;
 use crate::observed::numbers;
 
@@ -710,6 +710,8 @@ fn workers_on_a_device_and_on_the_host_train_one_model_together() {
     for device in ["cpu", "cuda:0"] {
         cluster.add_worker_as(&["--device", device], &environment);
     }
+    // Otherwise one of them may end the job while the other opens its device.
+    cluster.workers.iter_mut().for_each(Process::wait_until_registered);
     let out = cluster.dir.path().join("out");
     submit(&mut cluster, &job, &out, &sets, |_| {});
     assert_eq!(summary(&out)["model_sha256"], expected);
@@ -776,7 +778,7 @@ fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() 
     {
         let sets = [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let sets = [&sets[..], &["--set", "epochs=10", "--set", "fleet.ps=1"]].concat();
+        let sets = [&sets[..], &["--set", "epochs=20", "--set", "fleet.ps=1"]].concat();
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
         let expected = trained_alone(&job, &calm_out, &sets);

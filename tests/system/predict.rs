@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::tmpfs::Tmpfs;
-use crate::harness::{self, Cluster, example, fail, root, succeed, summary, text};
+use crate::harness::{self, Cluster, Process, example, fail, root, succeed, summary, text};
 
 /// Records of the example, and those of three times its files.
 const RECORDS: u64 = 1797;
@@ -120,6 +120,8 @@ fn predictions_are_the_same_bytes_when_a_worker_is_killed_and_absent_before_the_
     assert!(said.contains(&format!("{THRICE} of {THRICE} records predicted")), "{said}");
 
     let mut cluster = Cluster::of(&example("oracle"), 1, 3);
+    // So that the one which is killed has a lease.
+    cluster.workers.iter_mut().for_each(Process::wait_until_registered);
     let out = dir.path().join("together.jsonl");
     let (job, data) = (job(), data(3));
     let (weights, out_path) = (model.display().to_string(), out.display().to_string());

@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// test does.
 const SETTINGS: [&str; 10] = [
     "--set",
-    "epochs=40",
+    "epochs=60",
     "--set",
     "consistency.mode=pipelined",
     "--set",

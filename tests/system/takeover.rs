@@ -35,7 +35,8 @@ fn same_as_calm(etcd: &Etcd, mode: &str, disturb: impl FnOnce(&mut Cluster, &mut
     let job = root().join("examples/digits/job.toml");
     let calm = tempfile::tempdir().unwrap();
     let calm_out = calm.path().join("out");
-    let sets = ["epochs=10", mode];
+    // Long enough for all that a test asks while the job trains.
+    let sets = ["epochs=20", mode];
     let args = ["run", "--workers", "1", "--ps", "1", "--out"];
     let output = ebb(args).arg(&calm_out).args(["--set", sets[0], "--set", mode]).arg(&job).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
