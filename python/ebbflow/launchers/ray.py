@@ -116,6 +116,8 @@ class Ray:
         self._ray: Any = ray
         self._settings = settings
         self._actors: dict[str, _Actor] = {}
+        #: Agents that wait for a ps to begin.
+        self._agents: list[Role] = []
         # Nodes import this package as this process does.
         paths = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
         address = os.environ.get("RAY_ADDRESS", "auto")
@@ -135,7 +137,18 @@ class Ray:
         self._node: str = ray.get_runtime_context().get_node_id()
 
     def start(self, role: Role) -> None:
-        """Make an actor. It waits until a node has room for it."""
+        """Make an actor. It waits until a node has room for it.
+
+        Agents come after the ps. Otherwise they could take the last room on this node, where the ps
+        would wait for it for ever.
+        """
+        if role.name.startswith("agent"):
+            self._agents.append(role)
+        else:
+            self._make(role)
+        self._look()
+
+    def _make(self, role: Role) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         # The end of this node is the end of the launch anyway. An agent may be lost.
@@ -163,8 +176,8 @@ class Ray:
 
     def output(self, role: Role) -> list[str]:
         """Return the last lines that the actor told."""
-        state = self._actors[role.full_name].state
-        return [] if state is None else state.lines
+        actor = self._actors.get(role.full_name)
+        return [] if actor is None or actor.state is None else actor.state.lines
 
     def stop(self) -> None:
         """End all processes, and then the actors."""
@@ -193,3 +206,8 @@ class Ray:
                 actor.gone = f"ended with exit code {actor.state.code}"
             else:
                 actor.answer = actor.handle.look.remote()
+        ps = [actor for name, actor in self._actors.items() if name.startswith("ps-")]
+        if all(actor.state or actor.gone for actor in ps):
+            for role in self._agents:
+                self._make(role)
+            self._agents.clear()
