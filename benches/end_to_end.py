@@ -88,23 +88,24 @@ workers = {{ min = 2, max = 2 }}
 """
 
 
-def job_of(network, mode, steps, data, scripts):
+def job_of(network, mode, steps, data, scripts, micro=BATCH):
     """A job of at least so many steps.
 
     >>> job = lambda steps: job_of("mlp", "sync", steps, "/data", Path("/scripts")).splitlines()
     >>> [line for steps in (40, 100) for line in job(steps) if line.startswith(("epochs", "records"))]
     ['epochs = 1', 'records = [0, 5120]', 'epochs = 2', 'records = [0, 9984]']
     """
-    per_epoch = min(steps, RECORDS // PER_STEP)
+    per_step = WORKERS * micro
+    per_epoch = min(steps, RECORDS // per_step)
     return JOB.format(
         network=network,
         mode=mode,
         epochs=math.ceil(steps / per_epoch),
-        records=per_epoch * PER_STEP,
+        records=per_epoch * per_step,
         script=scripts / f"{network}.pt",
         data=data,
-        micro=BATCH,
-        effective=PER_STEP,
+        micro=micro,
+        effective=per_step,
     )
 
 

@@ -1,11 +1,16 @@
 """Two builds of `ebb` train in turn: is the second one as fast as the first?
 
-    python benches/paired.py BEFORE AFTER MNIST_FOLDER FOLDER [--rounds N]
+    python benches/paired.py BEFORE AFTER MNIST_FOLDER FOLDER [--rounds N] [--only TEXT] [--micro N]
 
 It needs PyTorch, for the modules alone. Every way of `end_to_end.py` is a pair of fleets that stay
 up. A round is four windows of about 3 s: before, after, after, before. Each ratio compares the
 windows of one round, so a change of the machine's speed cancels. The rows are in
-FOLDER/paired.rows.
+FOLDER/paired.rows. With `--only` there are only ways whose name contains the text, such as `mlp: sync
+over TCP`. In a network namespace of its own, whose loopback is limited, that one has a network. With
+`--micro` a step has more records, and so takes as long as its exchange:
+
+    unshare -n sh -c 'ip link set lo up && tc qdisc add dev lo root tbf rate 5gbit burst 1m latency 50ms &&
+    python benches/paired.py BEFORE AFTER MNIST_FOLDER FOLDER --only "over TCP" --micro 256'
 """
 
 import argparse
@@ -18,18 +23,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from end_to_end import NETWORKS, PEERS, PER_STEP, WARMUP, Ours, job_of
+from end_to_end import BATCH, NETWORKS, PEERS, WARMUP, WORKERS, Ours, job_of
 from report import row
 
 
-def measure(network, way, builds, data, folder, rounds):
+def measure(network, way, builds, data, folder, rounds, micro):
     """The rows of one way: the ratio of the rates in steady state, and from submission to end."""
     name = f"{network}: {way.name}"
     with contextlib.ExitStack() as stack:
         fleets = [Ours(stack, ebb, folder / f"{name}-{which}", way) for which, ebb in enumerate(builds)]
-        job = lambda which, steps: fleets[which].rates(job_of(network, way.mode, steps, data, folder))
+        job = lambda which, steps: fleets[which].rates(job_of(network, way.mode, steps, data, folder, micro))
         # The first job of a fleet finds memory that it has never touched.
-        steps = WARMUP + math.ceil(3 * min(job(which, 4 * WARMUP)[0] for which in (0, 1)) / PER_STEP)
+        rate = min(job(which, 4 * WARMUP)[0] for which in (0, 1))
+        steps = WARMUP + math.ceil(3 * rate / (WORKERS * micro))
         steady, whole = [], []
         for number in range(1, rounds + 1):
             seen = [job(which, steps) for which in (0, 1, 1, 0)]
@@ -47,6 +53,8 @@ def main():
     for name in ("before", "after", "mnist", "folder"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--micro", type=int, default=BATCH)
     args = parser.parse_args()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     folder = args.folder.resolve() / "paired"
@@ -58,8 +66,8 @@ def main():
         for network, ways in NETWORKS.items():
             for way in ways:
                 # A build before the classes of numerics has no such flag.
-                if not way.arguments:
-                    for figure in measure(network, way, builds, data, folder, args.rounds):
+                if not way.arguments and args.only in f"{network}: {way.name}":
+                    for figure in measure(network, way, builds, data, folder, args.rounds, args.micro):
                         print(json.dumps(figure), file=rows, flush=True)
                         low, high = min(figure["samples"]), max(figure["samples"])
                         print(f"{figure['name']}: {figure['value']:.3f} ({low:.3f} to {high:.3f})")
