@@ -47,6 +47,37 @@ def check_kind(wanted: str | None, name: str, *, alone: bool) -> None:
         )
 
 
+def bytes_of_ps(wanted: str | None, bytes_max: int | None, name: str) -> int | None:
+    """Return the bytes of its CUDA device that the ps of a process may take.
+
+    Args:
+        wanted: Kind of device whose memory has the model in the ps.
+        bytes_max: The bytes that the user gives it.
+        name: Device of the process's model.
+
+    Returns:
+        The bytes, or 0: half of those that are free. ``None``: the ps is on the host.
+
+    Raises:
+        ValueError: It is no kind of device, the model is on another one, or the bytes are of no
+            use.
+    """
+    if wanted not in (None, *KINDS):
+        raise ValueError(f"ps_device = {wanted!r}: expected one of {', '.join(KINDS)}")
+    if wanted != "cuda":
+        if bytes_max is not None:
+            raise ValueError(f"ps_bytes_max = {bytes_max}: only with ps_device='cuda'")
+        return None
+    if not name.startswith("cuda"):
+        raise ValueError(
+            f"ps_device = 'cuda': the model of this process is on {name}; move it with "
+            "model.cuda() before the optimizer is made, or leave ps_device out"
+        )
+    if bytes_max is not None and bytes_max < 1:
+        raise ValueError(f"ps_bytes_max = {bytes_max}: expected at least 1 byte")
+    return bytes_max or 0
+
+
 def load_compiler() -> None:
     """Load the NVRTC that pip installs with PyTorch, for the worker, which looks for it by name.
 

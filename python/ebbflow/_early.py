@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import queue
 import threading
@@ -14,7 +15,8 @@ from ebbflow.errors import SessionError
 #: Gradients of fewer bytes are taken after the backward pass, which costs less than a hand-over.
 BYTES_MIN = 1 << 20
 
-#: Bytes that one thread takes at a time, about a millisecond's work.
+#: Bytes that one thread takes at a time, about a millisecond's work. A CUDA device takes a gradient
+#: at once.
 _PART_BYTES = 1 << 22
 
 
@@ -30,6 +32,10 @@ class Early:
     several parts. So nothing is told in the first pass. If every gradient grew once in it, later
     passes are told.
 
+    A CUDA device computes what torch has told it later. There the thread tells a stream of its own
+    to wait for the gradient, and waits for that stream before it tells anybody. Models on several
+    devices are left alone.
+
     Args:
         names: Names of the parameters of a module.
         parameters: These parameters. Large ones are watched.
@@ -43,10 +49,11 @@ class Early:
         self._names = names
         # `None`: no pass has ended.
         self._tells: bool | None = None
+        is_alone = len({tensor.device for tensor in parameters}) == 1
         self._watched = [
             (at, tensor)
             for at, tensor in enumerate(parameters)
-            if tensor.device.type == "cpu" and tensor.nbytes >= BYTES_MIN
+            if is_alone and tensor.device.type in ("cpu", "cuda") and tensor.nbytes >= BYTES_MIN
         ]
         self._hooks: list[Any] = []
         self._thread: threading.Thread | None = None
@@ -139,15 +146,16 @@ class Early:
             self._grown[at] += 1
             if self._grown[at] > 1:
                 return
-            rows = max(1, _PART_BYTES // max(1, gradient[0].nbytes))
+            made = _made(gradient)
+            rows = len(gradient) if made else max(1, _PART_BYTES // max(1, gradient[0].nbytes))
             gradients, outs = deque(gradient.split(rows)), deque(self._outs[at].split(rows))
             ended = self._told(at, len(outs)) if self._tells else None
             while outs:
                 self._parts += 1
                 # Nothing here may keep a view of what is told: the worker would copy it then.
-                call = (self._number, gradients.popleft(), self._weight, outs.popleft(), ended)
-                self._calls.put(call)
-                del call
+                part = (gradients.popleft(), self._weight, outs.popleft(), made)
+                self._calls.put((self._number, part, ended))
+                del part
 
         return accumulated
 
@@ -175,18 +183,52 @@ def _take(following: Callable[[], Any], answers: queue.SimpleQueue[Any]) -> None
     import torch
 
     while (call := following()) is not None:
-        number, gradient, weight, out, ended = call
+        number, part, ended = call
         failure: BaseException | None = None
         try:
             with torch.no_grad():
-                torch.mul(gradient, weight, out=out)
+                _multiply(*part)
         except BaseException as error:
             failure = error
         # A request is answered with its memory if nobody else has it. So let go of it first.
-        del call, gradient, out
+        del call, part
         try:
             if failure is None and ended is not None:
                 ended()
         except BaseException as error:
             failure = error
         answers.put((number, failure))
+
+
+def _made(gradient: Any) -> Any:
+    """Return the event after which a CUDA device has computed a gradient; ``None`` on the host."""
+    import torch
+
+    if gradient.device.type != "cuda":
+        return None
+    return torch.cuda.current_stream(gradient.device).record_event()
+
+
+def _multiply(gradient: Any, weight: float, out: Any, made: Any) -> None:
+    """Write a gradient times a number into ``out``, after the event ``made``, and wait for it."""
+    import torch
+
+    if made is None:
+        torch.mul(gradient, weight, out=out)
+        return
+    stream = _stream(gradient.device)
+    stream.wait_event(made)
+    with torch.cuda.stream(stream):
+        if out.device == gradient.device:
+            torch.mul(gradient, weight, out=out)
+        else:
+            out.copy_(gradient * weight)
+    stream.synchronize()
+
+
+@functools.cache
+def _stream(device: Any) -> Any:
+    """Return the stream of a CUDA device on which gradients are taken."""
+    import torch
+
+    return torch.cuda.Stream(device)

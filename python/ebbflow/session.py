@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from ebbflow import _native
-from ebbflow._device import check_kind, load_compiler
+from ebbflow._device import bytes_of_ps, check_kind, load_compiler
 from ebbflow._leaving import Leaving
 from ebbflow._listed import PARTS, listed
 from ebbflow._measured import KNOWN, Sums, metrics_of, parts
@@ -603,6 +603,8 @@ def join(
     threads: int = 1,
     workers: int | None = None,
     fleet_device: str | None = None,
+    ps_device: str | None = None,
+    ps_bytes_max: int | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 1,
     limits: Mapping[str, Any] | None = None,
@@ -653,6 +655,10 @@ def join(
         workers: Most processes that take part at a time. Further ones stand by. Default: 64.
         fleet_device: Kind of device that processes compute on, ``"cuda"`` or ``"cpu"``. Others
             stand by. It is the device of each process's model. Default: any.
+        ps_device: Where the ps of this process keeps the model, without a cluster: ``"cuda"``, in
+            memory of the GPU on which the model computes, or ``"cpu"``. It changes no bit. With a
+            cluster it has no effect. Default: ``"cpu"``.
+        ps_bytes_max: Bytes of that GPU that the ps may take. Default: half of those that are free.
         checkpoints: Folder or URL for checkpoints, which the master and every ps see. From it a job
             goes on that loses a ps. Default: none; such a job begins anew.
         checkpoint_every: Epochs between two checkpoints.
@@ -776,6 +782,9 @@ def join(
     scale = [_native.loss_scale()] if loss_scaling else []
     keep_free_memory()
     cuda = engine.cuda()
+    of_ps = None
+    if master is None:
+        of_ps = bytes_of_ps(ps_device, ps_bytes_max, device[0] if cuda is not None else "cpu")
     if cuda is not None:
         load_compiler()
     before = engine.use_threads(threads)
@@ -795,6 +804,7 @@ def join(
             data_patience,
             _loads_ahead(train) or _loads_ahead(evaluation),
             cuda,
+            of_ps,
         )
         caller = None
         if callbacks:

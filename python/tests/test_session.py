@@ -18,7 +18,7 @@ torch = needs("torch")
 
 import ebbflow  # noqa: E402
 from ebbflow import errors  # noqa: E402
-from ebbflow._device import name_on_host  # noqa: E402
+from ebbflow._device import bytes_of_ps, name_on_host  # noqa: E402
 from ebbflow.engine import Torch  # noqa: E402
 from ebbflow.optimizers import optimizer_settings, schedule_settings  # noqa: E402
 from ebbflow.records import Records, seed_all  # noqa: E402
@@ -968,3 +968,21 @@ def test_a_device_that_the_process_has_not_is_refused(kind: str, said: str) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=said):
         ebbflow.join(model, optimizer, data(), micro=8, epochs=1, fleet_device=kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ps_device": "gpu"}, "expected one of cpu, cuda"),
+        ({"ps_device": "cuda"}, r"is on cpu; move it with model\.cuda\(\)"),
+        ({"ps_bytes_max": 1 << 30}, "only with ps_device='cuda'"),
+    ],
+)
+def test_memory_that_the_ps_cannot_have_is_refused(given: dict[str, Any], said: str) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=said):
+        ebbflow.join(model, optimizer, data(), micro=8, epochs=1, **given)
+    assert bytes_of_ps("cuda", None, "cuda:0") == 0
+    with pytest.raises(ValueError, match="expected at least 1 byte"):
+        bytes_of_ps("cuda", 0, "cuda:0")

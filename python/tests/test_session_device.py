@@ -148,13 +148,24 @@ def carried(metrics: str) -> list[bool]:
     return [float(re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)[0]) > 0 for name in names]
 
 
-@pytest.mark.parametrize(("mode", "seed"), [("sync", "1"), ("pipelined", "2")])
+def widened(text: str) -> str:
+    """Return a script with a layer whose gradient is pushed during the backward pass."""
+    wide = text.replace("nn.Linear(64, 64)", "nn.Linear(64, 4200), nn.Linear(4200, 64)")
+    assert wide != text
+    return f"{wide}\nassert job._tensors._early.has_told\n"
+
+
+@pytest.mark.parametrize(
+    ("mode", "seed", "is_wide"),
+    [("sync", "1", False), ("pipelined", "2", False), ("sync", "3", True)],
+)
 def test_a_loop_on_a_device_has_the_bits_of_one_on_the_host_alone_and_wherever_the_ps_is(
-    mode: str, seed: str, libraries: dict[str, str], tmp_path: Path
+    mode: str, seed: str, is_wide: bool, libraries: dict[str, str], tmp_path: Path
 ) -> None:
-    expected = trained(script(tmp_path, LOOP), mode)
+    shaped = widened if is_wide else str
+    expected = trained(script(tmp_path, shaped(LOOP)), mode)
     assert expected["sha"] == expected["held"]
-    path = script(tmp_path, ON_DEVICE)
+    path = script(tmp_path, shaped(ON_DEVICE))
     # Streams of the driver run in another order.
     variables = {**libraries, "EBB_TEST_SEED": seed}
     found = trained(path, mode, **variables)
@@ -200,6 +211,48 @@ def test_without_a_driver_values_go_through_the_host_and_that_is_said_once(
         assert f'"sha": "{expected}"' in out, said
         assert said.count("go to and from the loop through memory of the host; reason: ") == 1, said
         assert "no CUDA d" in said
+
+
+#: Counts what the driver uploaded. The model crosses once if its ps is on the device, and once for
+#: each version otherwise.
+UPLOADS = """
+import ctypes
+driver = ctypes.CDLL("libcuda.so")
+driver.fake_called.restype = ctypes.c_long
+versions = driver.fake_called(3) / sum(4 * values.numel() for values in model.parameters())
+assert (versions < 3) if ON_DEVICE else (versions > 10), versions
+"""
+
+
+def with_ps(arguments: str) -> str:
+    """Return the loop on the device, with these arguments of ``join``."""
+    text = ON_DEVICE.replace("mode=mode\n)", f"mode=mode{arguments}\n)")
+    assert not arguments or text != ON_DEVICE
+    return text
+
+
+def test_the_ps_of_a_process_alone_keeps_the_model_on_its_device(
+    libraries: dict[str, str], tmp_path: Path
+) -> None:
+    expected = trained(script(tmp_path, LOOP))
+    for arguments in ("", ', ps_device="cuda"', ', ps_device="cuda", ps_bytes_max=1 << 20'):
+        uploads = UPLOADS.replace("ON_DEVICE", str(bool(arguments)))
+        found = trained(script(tmp_path, with_ps(arguments) + uploads), **libraries)
+        assert (found["sha"], found["held"]) == (expected["sha"],) * 2, arguments
+        assert found["metrics"] == expected["metrics"]
+
+
+def test_a_device_on_which_the_ps_cannot_keep_the_model_is_told(
+    libraries: dict[str, str], tmp_path: Path
+) -> None:
+    small = script(tmp_path, with_ps(', ps_device="cuda", ps_bytes_max=4096'))
+    absent = {**libraries, "EBB_TEST_DEVICES": "0"}
+    for variables, words in [(libraries, "4096"), (absent, "ps_device = 'cuda': no CUDA d")]:
+        process = Script(None, small, "alone", "sync", keys=variables)
+        with process._waiting():
+            _, said = process.child.communicate()
+        assert process.child.returncode != 0 and words in said, said
+        assert "panicked" not in said
 
 
 def test_the_master_hears_how_the_device_of_a_loop_is(

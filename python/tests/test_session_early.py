@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -110,6 +111,28 @@ def test_a_gradient_is_told_once_and_never_in_the_first_pass(told: threading.Eve
                 job.step(LOSS(model(x), y))
     assert job.model_sha256 == expected
     assert were_told == [False] + [True] * 11
+
+
+def test_a_stream_is_waited_for_before_its_gradient_is_told(
+    told: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch for CUDA does not run here, so this is about the order of calls alone."""
+    expected, calls = trained(Net()), []
+
+    class Stream:
+        def wait_event(self, made: str) -> None:
+            calls.append(made)
+
+        def synchronize(self) -> None:
+            calls.append("told too early" if told.is_set() else "synchronized")
+
+    monkeypatch.setattr(_early, "_made", lambda _: "made")
+    monkeypatch.setattr(_early, "_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    assert trained(Net()) == expected
+    # The layer has a gradient in each of 12 passes.
+    assert calls == ["made", "synchronized"] * 12
+    assert told.is_set()
 
 
 @pytest.mark.usefixtures("told")

@@ -84,9 +84,11 @@ impl Session {
     /// `numerics` has facts and results of fixed operations, which name the numerics class. `None`:
     /// the job computes nothing. Without `data_patience` the process keeps the one that it has.
     /// With `ahead` the loop also hears which records it will be asked for. `cuda` is the number in
-    /// this process of the CUDA device on which the loop takes weights and leaves gradients.
+    /// this process of the CUDA device on which the loop takes weights and leaves gradients. With
+    /// `ps_bytes_max` a ps of its own keeps the model there, in so many bytes at most; 0: half of
+    /// those that are free.
     #[new]
-    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false, cuda=None))]
+    #[pyo3(signature = (spec, tensors, constants, threads, numerics=None, master=None, name=None, secrets=None, script=0, device=None, agent=None, data_patience=None, ahead=false, cuda=None, ps_bytes_max=None))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them, and each is a fact of its own")]
     fn new(
         spec: &str,
@@ -103,6 +105,7 @@ impl Session {
         data_patience: Option<&str>,
         ahead: bool,
         cuda: Option<usize>,
+        ps_bytes_max: Option<u64>,
     ) -> PyResult<Self> {
         let spec = JobSpec::from_json(spec).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let what = Description::new(tensors, constants).map_err(PyValueError::new_err)?;
@@ -126,6 +129,7 @@ impl Session {
             script,
             device,
             cuda,
+            ps_bytes_max,
             data_patience,
             ahead,
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use client::results::{WorstRecords, metrics};
 use client::security::Keys;
-use client::{Client, Dialer, Followed, Local, Submission, report};
+use client::{Client, Dialer, Followed, Local, PsMemory, Submission, report};
 use kernels::Device;
 use kernels::device::Devices;
 use kernels::telemetry::Observer;
@@ -50,6 +50,9 @@ pub(super) struct Place {
     /// Number in this process of the CUDA device on which the loop takes weights and leaves
     /// gradients. `None`: it does so on the host.
     pub(super) cuda: Option<usize>,
+    /// Bytes of that device that a ps of this process may take; 0: half of those that are free.
+    /// `None`: it keeps the model on the host.
+    pub(super) ps_bytes_max: Option<u64>,
     /// Time during which a request for data by URL is repeated.
     pub(super) data_patience: Duration,
     /// Where the loop hears which records it will be asked for. `None`: it does not.
@@ -57,6 +60,24 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Returns where a ps of this process keeps the model.
+    ///
+    /// # Errors
+    /// The kernels cannot use the device.
+    fn ps_memory(&self) -> Result<PsMemory, String> {
+        let Some((ordinal, bytes_max)) = self.cuda.zip(self.ps_bytes_max) else {
+            return Ok(PsMemory::default());
+        };
+        let memory = DEVICES.cuda(ordinal).and_then(|device| device.memory());
+        let memory = memory.map_err(|reason| {
+            format!("ps_device = 'cuda': {reason}; or leave it out, and the ps keeps the model on the host")
+        })?;
+        // The other half is for PyTorch, which takes memory as it needs it.
+        let half = memory.map_or(0, |(free, _)| free / 2);
+        let bytes_max = if bytes_max == 0 { half } else { bytes_max };
+        Ok(PsMemory { device: model::Device::Cuda(ordinal), bytes_max: Some(bytes_max) })
+    }
+
     /// Returns what tells the loop of the microbatches that are read ahead.
     fn read_ahead(&self) -> Option<ReadAhead> {
         let ahead = self.ahead.clone()?;
@@ -153,6 +174,7 @@ impl Part<'_> {
         // The device of the program's model is its own affair.
         let options = client::Options {
             threads: place.threads,
+            ps_memory: place.ps_memory()?,
             open: DEVICES.clone(),
             data_patience: place.data_patience,
             program: self.spec.name.clone(),
