@@ -63,6 +63,9 @@ use crate::terminal::screen::{NobodyReads, Screen};
 /// Exit code when the reader of our output left: the code of programs that SIGPIPE ends.
 const NOBODY_READS: u8 = 128 + 13;
 
+/// Most threads for work that waits or computes.
+const BLOCKING_THREADS_MAX: usize = 4096;
+
 /// Exit code after a failure.
 const FAILURE: u8 = 1;
 
@@ -158,6 +161,9 @@ fn start(cli: Cli, environment: Environment, registry: model::Registry, guard: O
         Command::Worker(_) => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
+    // A ps has a thread for each push whose values it adds as they come, and a push lasts as long
+    // as the backward pass that makes it. Updates need threads, too.
+    runtime.max_blocking_threads(BLOCKING_THREADS_MAX);
     let runtime = runtime.enable_all().build().context("start the runtime")?;
     let screen = Screen::default();
     let outcome = {

@@ -386,6 +386,12 @@ impl Partition {
         self.metrics.push_bytes_held.sub(std::mem::replace(&mut state.held_bytes, held_bytes));
     }
 
+    /// Waits until the partition ends, and returns how pushes of `sender` are refused from then on.
+    pub(crate) async fn refusal(&self, sender: Era) -> Error {
+        self.ended.cancelled().await;
+        self.check_era(&self.state(), sender).err().unwrap_or(Error::Unknown { place: self.place })
+    }
+
     fn check_era(&self, state: &State, sender: Era) -> Result<()> {
         let (place, here) = (self.place, self.opening.address.era);
         match state.life {

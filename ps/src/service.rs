@@ -165,7 +165,13 @@ impl Service {
         };
         let waited = self.ps.options().push_timeout;
         let timed_out = |_| Error::PushTimedOut { place, waited };
-        let arriving = tokio::time::timeout(waited, receiving).await.map_err(timed_out)??;
+        let receiving = tokio::time::timeout(waited, receiving);
+        let arriving = tokio::select! {
+            biased;
+            received = receiving => received.map_err(timed_out)??,
+            // The rest may come as late as a backward pass ends. Room and memory are needed before.
+            error = partition.refusal(address.era) => return Err(error),
+        };
         arriving.finish().await
     }
 

@@ -83,6 +83,9 @@ class Early:
                 tensor.register_post_accumulate_grad_hook(self._hook(at))
                 for at, tensor in self._watched
             ]
+        # An interrupt may have left parts of an earlier pass.
+        while self._left() is not None:
+            pass
         self._outs, self._weight, self._tell = outs, weight, tell
         self._number += 1
         self.has_told = False
@@ -111,6 +114,8 @@ class Early:
         # Checkpoints of activations add to a gradient in several parts.
         again = [at for at, times in grown.items() if times > 1]
         if again and self.has_told:
+            # Another lease of this process computes it.
+            self._tells = False
             raise SessionError(
                 f"the gradient of `{self._names[again[0]]}` grew again after it had been handed to "
                 "the job, which did not happen in the first backward pass: give "
@@ -151,11 +156,12 @@ class Early:
             gradients, outs = deque(gradient.split(rows)), deque(self._outs[at].split(rows))
             ended = self._told(at, len(outs)) if self._tells else None
             while outs:
-                self._parts += 1
                 # Nothing here may keep a view of what is told: the worker would copy it then.
                 part = (gradients.popleft(), self._weight, outs.popleft(), made)
                 self._calls.put((self._number, part, ended))
                 del part
+                # An interrupt between the two leaves an answer, which nobody waits for.
+                self._parts += 1
 
         return accumulated
 

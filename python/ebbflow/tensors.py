@@ -127,7 +127,7 @@ class Tensors:
         # Where the gradients of the request at hand belong, and which of them are there.
         self._outs: list[Any] = []
         self._written: set[int] = set()
-        # The request of which the worker has a part, although its backward pass failed.
+        # The request of which a backward pass has told the worker a part.
         self._spent: Any = None
         self._versions: list[int] = []
         self._constant_versions = [tensor._version for _, tensor in constants]
@@ -176,6 +176,10 @@ class Tensors:
         Raises:
             WrittenError: The loop wrote a tensor since the last request.
         """
+        if self._outs:
+            # The loop goes on after an error between its backward pass and its answer.
+            self._drop()
+        self._spent = None
         count = len(self.parameters)
         first = 0 if request.loaded != self._loaded else count
         if self._versions:
@@ -293,9 +297,16 @@ class Tensors:
                 is_whole = False
                 raise
             finally:
+                self._spent = request if self._early.has_told else None
                 if not is_whole:
-                    self._outs, self._written = [], set()
-                    self._spent = request if self._early.has_told else None
+                    self._drop()
+                    self._wait()
+
+    def _drop(self) -> None:
+        """Drop what a backward pass has left, or the next one would add to it."""
+        self._outs, self._written = [], set()
+        for _, tensor in self.parameters:
+            tensor.grad = None
 
     def collect(self, request: Any) -> None:
         """Write gradients times the number of records, and the new state, into a request.
@@ -367,14 +378,13 @@ class Tensors:
         """Return the memory of each tensor in a request.
 
         Raises:
-            SessionError: A backward pass of this request failed after the worker had a part of its
-                gradients.
+            SessionError: The worker has a part of the gradients of this request.
         """
         if request is self._spent:
             raise SessionError(
-                f"a backward pass of microbatch {request.microbatch} failed after a part of its "
-                "gradients was handed to the job, so it cannot be repeated; leave the loop by the "
-                "error, and another lease computes the microbatch"
+                f"microbatch {request.microbatch}: a part of its gradients was handed to the job "
+                "before an error, so it cannot be stepped again; leave the loop by the error: on a "
+                "cluster the microbatch is computed anew"
             )
         tensors = [tensor for _, tensor in self.parameters + self.states]
         views = _views(request.buffers())

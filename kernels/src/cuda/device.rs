@@ -351,7 +351,7 @@ impl Device {
 
     /// Calls the driver, and leaves the thread with the device that it had. A thread of another
     /// library may drop memory, and its next call is for its own device.
-    fn aside(&self, what: &'static str, act: impl FnOnce() -> Result<(), DriverError>) {
+    pub(super) fn aside(&self, what: &'static str, act: impl FnOnce() -> Result<(), DriverError>) {
         let acted = result::ctx::get_current().and_then(|before| {
             self.context.bind_to_thread()?;
             let acted = act();

@@ -59,11 +59,9 @@ impl Device {
     }
 
     fn unregister(&self, memory: *mut u8) {
-        let unregistered = self.bind().and_then(|()| {
+        self.aside("unlock memory of the host", || {
             // SAFETY: the memory was registered, and copies to it are waited for.
-            let unregistered = unsafe { sys::cuMemHostUnregister(memory.cast()) }.result();
-            unregistered.map_err(|error| self.failed("unlock memory of the host", error))
+            unsafe { sys::cuMemHostUnregister(memory.cast()) }.result()
         });
-        self.note(unregistered);
     }
 }

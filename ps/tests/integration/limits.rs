@@ -62,6 +62,24 @@ async fn a_push_whose_chunks_do_not_come_is_ended() {
 }
 
 #[tokio::test]
+async fn a_push_whose_chunks_have_not_come_ends_with_its_job() {
+    let job = Job::new(Shape::default());
+    // Without a sibling, and with one, to which another thread adds what comes.
+    for has_sibling in [false, true] {
+        let served = Served::initialized(&job, options()).await;
+        if has_sibling {
+            served.client.push(job.push(PARTITION, Step(0), Node::leaf(1))).await.unwrap();
+        }
+        let push = job.push(PARTITION, Step(0), Node::leaf(0));
+        let begun = served.begin(&push).await;
+        served.ps.close(job.id);
+        until("its room is free", || served.ps.metrics().push_bytes_in_flight.get() == 0).await;
+        let failure = begun.finish(&push).await.unwrap_err();
+        assert_eq!(failure.kind, Kind::NotFound, "{failure}");
+    }
+}
+
+#[tokio::test]
 async fn a_message_beyond_the_limit_is_refused() {
     let tensors = vec![TensorSpec::parameter("weight", [6 * proto::placement::CHUNK_LEN])];
     let job = Job::new(Shape { tensors, ..Shape::default() });

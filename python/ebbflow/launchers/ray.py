@@ -139,10 +139,10 @@ class Ray:
     def start(self, role: Role) -> None:
         """Make an actor. It waits until a node has room for it.
 
-        Agents come after the ps. Otherwise they could take the last room on this node, where the ps
-        would wait for it for ever.
+        The first agents come after the ps. Otherwise they could take the last room on this node,
+        where the ps would wait for it for ever.
         """
-        if role.name.startswith("agent"):
+        if role.name.startswith("agent") and role.attempt == 0:
             self._agents.append(role)
         else:
             self._make(role)
@@ -204,6 +204,8 @@ class Ray:
                 continue
             if actor.state is not None and actor.state.code is not None:
                 actor.gone = f"ended with exit code {actor.state.code}"
+                # Its room is for whoever takes its place.
+                self._ray.kill(actor.handle)
             else:
                 actor.answer = actor.handle.look.remote()
         ps = [actor for name, actor in self._actors.items() if name.startswith("ps-")]

@@ -167,9 +167,9 @@ impl Driven {
         Pulled { weights: self.weights.clone(), loaded: self.loaded, places: self.what.places }
     }
 
-    /// Asks the loop for gradients of parameters times `weight`, which `take` gets as the loop makes
-    /// them. Its loss has the scale of its version, if the job has one, and the gradients are
-    /// divided by it. Returns the mean loss.
+    /// Asks the loop for gradients of parameters times `weight`. `take` gets each as the loop makes
+    /// it. The loss has the scale of its version, if the job has one, and the gradients are divided
+    /// by it. Returns the mean loss.
     fn ask(
         &self,
         batch: &Batch,
