@@ -40,6 +40,28 @@ struct Known {
 
 static KNOWN: Mutex<Known> = Mutex::new(Known { all: Vec::new(), newest: VecDeque::new() });
 
+impl Known {
+    fn find(&self, sha256: &str) -> Option<Arc<Tokenizer>> {
+        self.all.iter().filter_map(Weak::upgrade).find(|tokenizer| tokenizer.sha256 == sha256)
+    }
+
+    /// Keeps a tokenizer, and returns it. Returns the one of the same file instead, if another
+    /// thread has parsed that file meanwhile.
+    fn keep(&mut self, read: Tokenizer) -> Arc<Tokenizer> {
+        if let Some(known) = self.find(&read.sha256) {
+            return known;
+        }
+        let read = Arc::new(read);
+        self.all.retain(|weak| weak.strong_count() > 0);
+        self.all.push(Arc::downgrade(&read));
+        self.newest.push_back(read.clone());
+        if self.newest.len() > UNUSED_MAX {
+            self.newest.pop_front();
+        }
+        read
+    }
+}
+
 impl Tokenizer {
     /// Returns the tokenizer of a file's content.
     ///
@@ -50,21 +72,13 @@ impl Tokenizer {
         if let Some(known) = Self::known(&sha256) {
             return Ok(known);
         }
-        let read = Arc::new(Self { sha256, inner: parse(content)? });
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        known.all.retain(|weak| weak.strong_count() > 0);
-        known.all.push(Arc::downgrade(&read));
-        known.newest.push_back(read.clone());
-        if known.newest.len() > UNUSED_MAX {
-            known.newest.pop_front();
-        }
-        Ok(read)
+        let read = Self { sha256, inner: parse(content)? };
+        Ok(KNOWN.lock().unwrap_or_else(PoisonError::into_inner).keep(read))
     }
 
     /// Returns the tokenizer whose file has this SHA-256, if the process keeps it.
     pub fn known(sha256: &str) -> Option<Arc<Self>> {
-        let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        known.all.iter().filter_map(Weak::upgrade).find(|tokenizer| tokenizer.sha256 == sha256)
+        KNOWN.lock().unwrap_or_else(PoisonError::into_inner).find(sha256)
     }
 
     /// Returns the tokenizer of a file, whose content must have this SHA-256 if one is given.
@@ -152,4 +166,36 @@ fn check_lengths(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/tokens/bpe.json");
+
+    fn parsed(sha256: &str) -> Tokenizer {
+        Tokenizer { sha256: sha256.to_owned(), inner: parse(&std::fs::read(FILE).unwrap()).unwrap() }
+    }
+
+    #[test]
+    fn a_file_that_two_threads_have_parsed_is_one_tokenizer() {
+        let mut known = Known { all: Vec::new(), newest: VecDeque::new() };
+        let first = known.keep(parsed("a"));
+        assert!(Arc::ptr_eq(&first, &known.keep(parsed("a"))));
+        assert!(Arc::ptr_eq(&first, &known.find("a").unwrap()));
+        assert_eq!((known.all.len(), known.newest.len()), (1, 1));
+    }
+
+    #[test]
+    fn the_newest_tokenizers_are_kept_although_nothing_uses_them() {
+        let mut known = Known { all: Vec::new(), newest: VecDeque::new() };
+        let used = known.keep(parsed("used"));
+        for number in 0..=UNUSED_MAX {
+            known.keep(parsed(&number.to_string()));
+        }
+        assert!(known.find("0").is_none());
+        assert!(Arc::ptr_eq(&used, &known.find("used").unwrap()));
+        assert!((1..=UNUSED_MAX).all(|number| known.find(&number.to_string()).is_some()));
+    }
 }
