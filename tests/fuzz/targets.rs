@@ -7,7 +7,7 @@ use bytes::Bytes;
 use net::security::tokens::Tokens;
 use proto::checkpoint::Error;
 use proto::checkpoint::data::Partition;
-use proto::checkpoint::manifest::Manifest;
+use proto::checkpoint::manifest::{FORMAT, Manifest};
 use proto::pb;
 use proto::requirements::Requirements;
 use proto::spec::JobSpec;
@@ -73,7 +73,7 @@ fn job_file(bytes: &[u8]) -> bool {
 /// Decodes the body of a manifest behind a checksum that fits.
 fn manifest_with_checksum(body: &[u8]) -> bool {
     let mut is_read = false;
-    for format in 1..=3 {
+    for format in 1..=FORMAT {
         let begin = format!("{{\"format\":{format},\"crc32c\":\"{:08x}\",\"checkpoint\":", crc32c(body));
         let text = [begin.as_bytes(), body, b"}\n"].concat();
         if let Ok(manifest) = Manifest::decode("fuzzed", &text) {

@@ -320,7 +320,8 @@ mod tests {
         let options = Options { tokens: Some(path.clone()), ..Options::default() };
         let token = "a-token-of-32-letters-or-so-0123";
         let keys = Keys::with_token(options, token).unwrap();
-        fs::write(&path, list("another")).unwrap();
+        // Another length, because the clock of a file system may not tell two writes apart.
+        fs::write(&path, list("another") + "\n").unwrap();
         keys.0.as_ref().unwrap().look();
         assert!(knows(&keys, "another"));
         assert_eq!(keys.loaded().token.as_ref().unwrap().to_str().unwrap(), format!("Bearer {token}"));

@@ -23,7 +23,7 @@ use crate::spec::{Consistency, JobSpec, Order};
 use crate::tensor::TensorSpec;
 
 /// Newest format. Each manifest is written in the oldest format that has all of its fields, so that
-/// older programs can read it.
+/// older programs can read it. Readers refuse a manifest in any other format.
 pub const FORMAT: u64 = 6;
 
 /// Oldest format.
@@ -154,17 +154,21 @@ impl Manifest {
     /// Encodes the manifest as a file's text.
     pub fn encode(&self) -> String {
         let body = serde_json::to_string_pretty(self).expect("a manifest has no keys that JSON lacks");
+        format!("{}{body}{END}", begin(self.format(), crc32c::crc32c(body.as_bytes())))
+    }
+
+    /// Returns the oldest format that has all fields of this manifest.
+    fn format(&self) -> u64 {
         let skips = self.files.iter().any(|file| file.applied.samples_skipped > 0);
         let overflows = self.files.iter().any(|file| file.applied.overflows > 0);
-        let format = match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
+        match (self.numerics.is_empty() && self.trained_on.is_none(), &self.script) {
             _ if overflows => WITH_OVERFLOWS,
             _ if self.selection.is_some() => WITH_SELECTION,
             _ if skips => WITH_SKIPPED,
             (false, _) => WITH_ORIGIN,
             (true, Some(_)) => WITH_SCRIPT,
             (true, None) => PLAIN,
-        };
-        format!("{}{body}{END}", begin(format, crc32c::crc32c(body.as_bytes())))
+        }
     }
 
     /// Reads a manifest that [`encode`](Self::encode) wrote. `file` names it in errors.
@@ -192,6 +196,11 @@ impl Manifest {
             return Err(wrong(format!("it begins with {found}, its content needs {expected}")));
         }
         let manifest: Self = serde_json::from_slice(body).map_err(json)?;
+        // The checksum does not cover the format.
+        let needed = manifest.format();
+        if format != needed {
+            return Err(wrong(format!("it has format {format}, its content needs {needed}")));
+        }
         manifest.validate().map_err(|what| wrong(what.to_owned()))?;
         Ok(manifest)
     }
@@ -455,6 +464,18 @@ pub(super) mod tests {
         manifest.script = Some(Script { bytes: 6, sha256: "../../x".to_owned() });
         let error = Manifest::decode("m", manifest.encode().as_bytes()).unwrap_err().to_string();
         assert!(error.contains("no SHA-256"), "{error}");
+    }
+
+    #[test]
+    fn a_format_that_the_content_does_not_need_is_damage() {
+        let manifest = manifest(Order::Canonical, &[applied(7, &[])]);
+        let text = manifest.encode();
+        for format in (0..=FORMAT).filter(|&format| format != WITH_ORIGIN) {
+            let other = text.replacen("{\"format\":3,", &format!("{{\"format\":{format},"), 1);
+            let error = Manifest::decode("m", other.as_bytes()).unwrap_err();
+            assert!(matches!(error, Error::Damaged { .. }), "{error}");
+            assert!(error.to_string().contains(&format!("it has format {format}, its content needs 3")));
+        }
     }
 
     #[test]
