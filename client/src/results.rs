@@ -43,12 +43,24 @@ const WORST: &str = "worst.jsonl";
 /// Bad records that the job left out. Absent if there are none.
 const SKIPPED: &str = "skipped.jsonl";
 
+/// The lock of a folder. It ends with this value, also if a child process that begins just then
+/// still has a copy of the open file.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // If this fails, closing the file ends the lock.
+        let _ = self.0.unlock();
+    }
+}
+
 /// A folder for the results of a job, checked and locked.
 #[derive(Debug)]
 pub struct Folder {
     dir: PathBuf,
     /// Keeps other processes out until this one ends.
-    _lock: File,
+    _lock: Lock,
     job: String,
     metrics: Option<File>,
     tensorboard: Option<(PathBuf, File)>,
@@ -95,7 +107,7 @@ impl Folder {
         }
         Ok(Self {
             dir: dir.to_owned(),
-            _lock: lock,
+            _lock: Lock(lock),
             job: String::new(),
             metrics: None,
             tensorboard: None,

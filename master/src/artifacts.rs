@@ -111,12 +111,24 @@ impl Disk for Unsynced {
     }
 }
 
+/// The lock of a data folder. It ends with this value, also if a child process that begins just
+/// then still has a copy of the open file.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // If this fails, closing the file ends the lock.
+        let _ = self.0.unlock();
+    }
+}
+
 /// A data folder that no other master can use until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     root: PathBuf,
     disk: Arc<dyn Disk>,
-    _lock: File,
+    _lock: Lock,
 }
 
 /// The data folder of the one master that holds it.
@@ -135,7 +147,7 @@ pub(crate) struct Artifacts {
     bytes_max: u64,
     reserved: Reserved,
     /// Held until dropped.
-    _lock: File,
+    _lock: Lock,
 }
 
 impl Artifacts {
@@ -196,7 +208,7 @@ impl Artifacts {
         u64::from_str_radix(text.trim(), 16).map(Some).map_err(wrong).map_err(at(&path))
     }
 
-    fn take(root: &Path, lock: impl FnOnce(&File) -> Result<(), TryLockError>) -> Result<File> {
+    fn take(root: &Path, lock: impl FnOnce(&File) -> Result<(), TryLockError>) -> Result<Lock> {
         fs::create_dir_all(root).map_err(at(root))?;
         let path = root.join("lock");
         let file = File::create(&path).map_err(at(&path))?;
@@ -204,7 +216,7 @@ impl Artifacts {
             TryLockError::WouldBlock => Error::Busy(root.to_owned()),
             TryLockError::Error(source) => Error::File { path, source },
         })?;
-        Ok(file)
+        Ok(Lock(file))
     }
 
     fn begin(held: Held, bytes_max: BytesMax, starts: u64) -> Result<Self> {

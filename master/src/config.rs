@@ -195,9 +195,10 @@ impl Options {
     }
 
     /// Returns how long a lease holds whose worker never named it in a heartbeat: the answer was
-    /// lost on its way.
+    /// lost on its way. A worker that still counts as alive keeps it, however rare its heartbeats
+    /// are meanwhile.
     pub(crate) fn claim(&self) -> Duration {
-        3 * self.heartbeat
+        self.death.max(3 * self.heartbeat)
     }
 }
 
@@ -221,6 +222,15 @@ mod tests {
         let wrong = options.validate().unwrap_err();
         assert_eq!(wrong.len(), 4, "{wrong:?}");
         assert!(wrong[2].contains("checkpoints: checkpoint store `runs`"), "{wrong:?}");
+    }
+
+    #[test]
+    fn a_worker_that_counts_as_alive_keeps_leases_that_it_has_not_named() {
+        let claim = |heartbeat, death| {
+            let [heartbeat, death] = [heartbeat, death].map(Duration::from_millis);
+            Options { heartbeat, death, ..Options::default() }.claim().as_millis()
+        };
+        assert_eq!([claim(100, 5000), claim(1000, 5000), claim(2000, 5000)], [5000, 5000, 6000]);
     }
 
     #[test]

@@ -207,8 +207,6 @@ async fn live(
     })?;
     let member = Registered { incarnation, master: reply.master, starts: reply.starts, secret };
     let period = Duration::from_millis(u64::from(reply.heartbeat_ms.max(10)));
-    tracing::info!(%incarnation, "registered with the master");
-
     let beat = || {
         let mut request = outgoing.next.lock().unwrap_or_else(PoisonError::into_inner).clone();
         request.incarnation = reply.incarnation;
@@ -224,6 +222,7 @@ async fn live(
     let master = masters.url();
     let mut unanswered = 0;
     registered.send_replace(Some(member));
+    tracing::info!(%incarnation, "registered with the master");
     let mut ticks = tokio::time::interval(period);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {

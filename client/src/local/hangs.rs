@@ -125,7 +125,7 @@ impl Folders {
         }
         std::fs::write(dir.path().join("good/x.csv"), lines).expect("a file");
         let pipe = dir.path().join("dead/x.csv");
-        // A child process would keep the locks that other tests have just given back.
+        // A child process would keep open for a moment what other tests have just closed.
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, mode).expect("a pipe");
         Self { dir }
