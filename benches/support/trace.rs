@@ -39,7 +39,10 @@ impl Trace {
             let path = entry.expect("a trace").path();
             let name = path.file_name().and_then(|name| name.to_str());
             let worker = name.and_then(|name| name.parse().ok()).expect("a trace has its process's id");
-            for line in fs::read_to_string(&path).expect("a trace").lines() {
+            let text = fs::read_to_string(&path).expect("a trace");
+            // A worker that lives may be writing its newest line.
+            let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+            for line in whole.lines() {
                 let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
                 let [begin, end, key] = numbers[..] else { panic!("{}: `{line}`", path.display()) };
                 // Key 0 is the trial of the worker that describes the model.

@@ -23,8 +23,21 @@ down() {
     done
 }
 
+# A port that the system gives to nobody who asks for any port: a daemon takes it some seconds later.
 free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 - <<'PYTHON'
+import random, socket
+low, high = map(int, open("/proc/sys/net/ipv4/ip_local_port_range").read().split())
+ports = [port for port in range(10000, 1 << 16) if not low <= port <= high] or range(low, high + 1)
+while True:
+    port = random.choice(ports)
+    try:
+        socket.socket().bind(("", port))
+    except OSError:
+        continue
+    print(port)
+    break
+PYTHON
 }
 
 up() {

@@ -2,10 +2,14 @@
 
 It knows what the launcher calls. A service's name leads nowhere on this host, so the URL that the
 master printed takes its place. Variables: ``KUBECTL_FOLDER``; ``KUBECTL_REFUSES`` is a role.
+
+A container that was applied begins a moment later. Then its process has a file ``.pid``, and at its
+end a file ``.code``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -17,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(os.environ["KUBECTL_FOLDER"])
+
+#: Is there once everything is to be deleted. No container begins then.
+DELETES = FOLDER / "deletes"
 
 
 def url() -> str | None:
@@ -42,6 +49,13 @@ def apply() -> int:
     return 0
 
 
+def write(path: Path, text: str) -> None:
+    """Write a file that nobody reads before it is whole."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.rename(path)
+
+
 def start(name: str, container: dict[str, Any]) -> None:
     """Start a container; a process of its own waits for the master if that is needed."""
     if os.fork() == 0:
@@ -52,8 +66,11 @@ def start(name: str, container: dict[str, Any]) -> None:
             os.dup2(nowhere, descriptor)
         os.closerange(3, 1024)
         given = " ".join(container["args"])
-        while "--master http" in given and url() is None:
+        while "--master http" in given and url() is None and not DELETES.exists():
             time.sleep(0.05)
+        if DELETES.exists():
+            write(FOLDER / f"{name}.code", "0")
+            os._exit(0)
         arguments = [
             re.sub(r"http://ebb-\w+-master:4700", url() or "", argument)
             .replace("$(POD_IP)", "127.0.0.1")
@@ -64,9 +81,8 @@ def start(name: str, container: dict[str, Any]) -> None:
         with (FOLDER / f"{name}.log").open("wb") as log:
             command = [sys.executable, *container["command"][1:], *arguments]
             child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        (FOLDER / f"{name}.pid").write_text(str(child.pid))
-        code = child.wait()
-        (FOLDER / f"{name}.code").write_text(str(code))
+        write(FOLDER / f"{name}.pid", str(child.pid))
+        write(FOLDER / f"{name}.code", str(child.wait()))
         os._exit(0)
 
 
@@ -100,10 +116,17 @@ def main() -> int:
             signal.pause()
         case ["delete", "jobs,services,networkpolicies", selector, *_]:
             assert selector.startswith("--selector=ebbflow/launch=ebb-")
-            for path in FOLDER.glob("*.Job"):
-                if not path.with_suffix(".code").exists():
-                    os.kill(int(path.with_suffix(".pid").read_text()), signal.SIGTERM)
-            for path in FOLDER.glob("*.Job"):
+            DELETES.touch()
+            jobs_to_end = list(FOLDER.glob("*.Job"))
+            for path in jobs_to_end:
+                pid, code = path.with_suffix(".pid"), path.with_suffix(".code")
+                while not pid.exists() and not code.exists():
+                    time.sleep(0.05)
+                # It may have ended just now.
+                with contextlib.suppress(ProcessLookupError):
+                    if not code.exists():
+                        os.kill(int(pid.read_text()), signal.SIGTERM)
+            for path in jobs_to_end:
                 while not path.with_suffix(".code").exists():
                     time.sleep(0.05)
             (FOLDER / "deleted").touch()

@@ -22,8 +22,8 @@ from .test_launcher import WAITS
 
 needs_there("torch")
 
-# The process algo-2 trains alone until it kills itself with a batch in its hands, once, if there is
-# a marker. The others begin after that.
+# The process algo-2 trains alone until it kills itself with a batch in its hands, once, if it is
+# given the path of a marker. The others begin when there is a file `lost` beside the marker.
 SCRIPT = """
 import argparse, json, os, signal, time
 from pathlib import Path
@@ -36,7 +36,7 @@ parser.add_argument("--model-dir", default=os.environ["SM_MODEL_DIR"])
 parser.add_argument("--train", default=os.environ["SM_CHANNEL_TRAIN"])
 args = parser.parse_args()
 host = os.environ["SM_CURRENT_HOST"]
-while args.marker and host != "algo-2" and not args.marker.exists():
+while args.marker and host != "algo-2" and not args.marker.with_name("lost").exists():
     time.sleep(0.02)
 
 import numpy as np
@@ -71,21 +71,13 @@ if job.elected:
     (Path(os.environ["SM_OUTPUT_DATA_DIR"]) / "host").write_text(os.environ["SM_HOSTS"])
 """
 
-#: The process algo-2 holds a batch while there is no marker. The others begin after its loss, when
-#: there is a file ``lost`` beside the marker.
-HOLDS = (
-    SCRIPT.replace(
-        'host != "algo-2" and not args.marker.exists()',
-        'host != "algo-2" and not args.marker.with_name("lost").exists()',
-    )
-    .replace(
-        "args.marker.touch()",
-        # The parent of a process is the guard of its agent.
-        'agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]; '
-        'print("holds a batch in", os.uname().nodename, "of", agent, flush=True)',
-    )
-    .replace("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(600)")
-)
+#: The process algo-2 holds a batch while there is no marker.
+HOLDS = SCRIPT.replace(
+    "args.marker.touch()",
+    # The parent of a process is the guard of its agent.
+    'agent = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]; '
+    'print("holds a batch in", os.uname().nodename, "of", agent, flush=True)',
+).replace("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(600)")
 
 NETWORK = """
 from torch import nn
@@ -231,12 +223,14 @@ def test_a_killed_process_is_started_again_and_the_model_has_the_same_bytes(
     disturbed.fit({"train": data}, wait=False)
     job = disturbed.latest_training_job
     assert job is not None
-    lines = list(job.logs())
+    lines = []
+    for line in job.logs():
+        lines.append(line)
+        if line.startswith("worker-1 was ended by signal 9; it is started again"):
+            (tmp_path / "lost").touch()
     job.wait(logs=False)
     assert (tmp_path / "marker").exists()
-    assert any(
-        line.startswith("worker-1 was ended by signal 9; it is started again") for line in lines
-    ), lines
+    assert (tmp_path / "lost").exists(), lines
     assert sha256(disturbed.model_data) == sha256(alone.model_data.removeprefix("file://"))
 
 

@@ -15,7 +15,7 @@ from .conftest import EBB, Script, needs_there
 needs_there("torch")
 
 # The process worker-2 trains alone until it kills itself with a batch in its hands, once. The
-# others begin after that.
+# others begin when the run has told that.
 SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -25,11 +25,7 @@ from torch import nn
 dies = len(sys.argv) > 1
 marker = Path(sys.argv[1]) if dies else None
 worker = os.environ.get("EBBFLOW_WORKER")
-
-def is_gone():
-    return marker.exists() and not Path(f"/proc/{marker.read_text()}").exists()
-
-while dies and worker != "worker-2" and not is_gone():
+while dies and worker != "worker-2" and not marker.with_name("told").exists():
     time.sleep(0.02)
 generator = torch.Generator().manual_seed(3)
 x = torch.randn(200, 6, generator=generator)
@@ -43,7 +39,7 @@ with ebbflow.join(model, optimizer, source, micro=8, effective=32, epochs=3, nam
     for epoch in job.epochs():
         for batch in epoch:
             if dies and worker == "worker-2" and not marker.exists():
-                marker.write_text(str(os.getpid()))
+                marker.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
             job.step(loss(model(batch.x), batch.y))
 print("trained", job.model_sha256, flush=True)
@@ -65,13 +61,31 @@ for name in ("one", "two", "two"):
 
 
 def launch(
-    script: Path, out: Path, *arguments: str, workers: int = 1
+    script: Path, out: Path, *arguments: str, workers: int = 1, tells: str | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Run a script. There is a file ``told`` once the run has told ``tells``."""
     command = [str(EBB), "run", str(script), "--workers", str(workers), "--out", str(out), "--json"]
-    environment = {**os.environ, "EBB_TLS_CA": "of another cluster"}
-    return subprocess.run(
-        [*command, "--", *arguments], capture_output=True, text=True, check=False, env=environment
+    run = subprocess.Popen(
+        [*command, "--", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "EBB_TLS_CA": "of another cluster"},
     )
+    lines = []
+    try:
+        assert run.stdout is not None and run.stderr is not None
+        # It prints a line for each job, which its pipe takes.
+        for line in run.stderr:
+            lines.append(line)
+            if tells is not None and tells in line:
+                out.with_name("told").touch()
+        printed = run.stdout.read()
+        code = run.wait()
+    finally:
+        run.kill()
+        run.wait()
+    return subprocess.CompletedProcess(run.args, code, printed, "".join(lines))
 
 
 @pytest.fixture(scope="module")
@@ -90,9 +104,10 @@ def test_three_processes_of_which_one_is_killed_train_the_bits_of_one_alone(
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     out = tmp_path / "out"
-    said = launch(script, out, str(tmp_path / "marker"), workers=3)
+    again = "worker-2 was ended by signal 9; it is started again in 1.0 s"
+    said = launch(script, out, str(tmp_path / "marker"), workers=3, tells=again)
     assert said.returncode == 0, said.stderr
-    assert "worker-2 was ended by signal 9; it is started again in 1.0 s" in said.stderr
+    assert again in said.stderr
     assert json.loads(said.stdout)["model_sha256"] == alone
     assert json.loads((out / "summary.json").read_text())["status"] == "succeeded"
     for index in range(3):
@@ -108,10 +123,11 @@ def test_a_process_that_ends_well_before_the_job_is_not_started_again(
     # It holds a batch, which another process trains.
     script.write_text(SCRIPT.replace("os.kill(os.getpid(), signal.SIGKILL)", "sys.exit()", 1))
     out = tmp_path / "out"
-    said = launch(script, out, str(tmp_path / "marker"), workers=3)
+    left = "worker-2 left before the end of the job"
+    said = launch(script, out, str(tmp_path / "marker"), workers=3, tells=left)
     assert said.returncode == 0, said.stderr
     assert (tmp_path / "marker").exists()
-    assert "worker-2 left before the end of the job" in said.stderr
+    assert left in said.stderr
     assert "started again" not in said.stderr
     assert json.loads(said.stdout)["model_sha256"] == alone
     logs = [(out / f"logs/worker-{index}.log").read_text() for index in range(3)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,9 +40,11 @@ def role(launch: ebbflow.Launch, verb: str) -> int:
     """Return the process of one role of a launch."""
     assert launch._child is not None
     for process in children(launch._child.pid):
-        words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-        if words[4:6] == [verb, "--listen"]:
-            return process
+        # It may have ended since it was seen.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            if words[4:6] == [verb, "--listen"]:
+                return process
     raise AssertionError(f"no {verb} below {launch._child.pid}")
 
 
@@ -79,16 +82,20 @@ def wait_for(path: Path, launch: ebbflow.Launch) -> str:
 
 
 def test_a_killed_agent_is_started_again_and_changes_no_bit(tmp_path: Path) -> None:
-    script = code(tmp_path, TRAIN)
+    # The job goes on when the launcher has noticed that an agent is gone, and not before.
+    text = TRAIN.replace('    wait("held")\n', '    wait("held")\n    wait("lost")\n', 1)
+    assert text != TRAIN
+    script = code(tmp_path, text)
     alone = trained_alone(script)
     out = tmp_path / "out"
     launch = ebbflow.launch(script, [str(tmp_path)], workers=3, ps=2, out=out, on="local")
     process, agent = map(int, wait_for(tmp_path / "held", launch).split())
     os.kill(agent, signal.SIGKILL)
+    again = "was ended by SIGKILL; it is started again"
+    assert any(again in line for line in launch.logs()), list(launch.logs())
+    (tmp_path / "lost").touch()
     result = launch.wait()
     assert result.status.state == "succeeded" and result.model_sha256 == alone
-    lines = list(launch.logs())
-    assert any("was ended by SIGKILL; it is started again" in line for line in lines), lines
     logs = sorted(path.name for path in (out / "logs").iterdir())
     # The process of the agent that was killed may come too late to say anything.
     assert {"train-1-0.log", "train-1-2.log"} <= set(logs)

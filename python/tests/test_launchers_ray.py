@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import socket
@@ -29,25 +30,59 @@ pytestmark = pytest.mark.usefixtures("launches")
 #: Names the node for its processes.
 NODE = "NODE_OF_TEST"
 
+#: Ray's own limits of time are for idle machines. Its workers would compute only when nothing else
+#: does, and be killed when other programs of this machine need its memory. A driver would wait for
+#: workers that nobody has asked for.
+PATIENT = {
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "240",
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_gcs_server_port_wait_time_s": "240",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_raylet_start_wait_time_s": "240",
+    "RAY_worker_niceness": "0",
+    "RAY_worker_register_timeout_seconds": "240",
+}
 
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        port: int = bound.getsockname()[1]
-        return port
+
+def free_ports() -> Iterator[int]:
+    """Yield free ports. The system gives none of them to a program that asks for any port.
+
+    So they are still free when Ray takes them, seconds later.
+    """
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    low, high = map(int, given)
+    others = [port for port in range(10_000, 1 << 16) if not low <= port <= high]
+    others = others or list(range(low, high + 1))
+    for port in random.sample(others, len(others)):
+        with socket.socket() as bound:
+            try:
+                bound.bind(("", port))
+            except OSError:
+                continue
+        yield port
 
 
 class Node:
     """A node of Ray: a group of processes, which has a number of places."""
 
-    def __init__(self, folder: Path, name: str, places: int, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, places: int, ports: Iterator[int], *arguments: str
+    ) -> None:
         self.log = folder / f"{name}.log"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
         command += ["--disable-usage-stats", f"--num-cpus={places}", "--num-gpus=0"]
         # Less than Ray takes by itself. The roles do not use it.
         command += ["--object-store-memory=80000000", *arguments]
-        # Ray's workers would compute only when nothing else does.
-        environment = {**os.environ, NODE: name, "RAY_worker_niceness": "0"}
+        # A node ends when its processes of Python have not said within 15 s which ports they chose.
+        # So it is told these ports.
+        listen = ["dashboard-agent-grpc", "metrics-export", "runtime-env-agent"]
+        # Nobody uses this one. Otherwise it is the same one in all clusters.
+        listen += ["ray-client-server"] * ("--head" in arguments)
+        command += [f"--{what}-port={next(ports)}" for what in listen]
+        # Workers of both nodes would try the same ports.
+        command += ["--min-worker-port=0", "--max-worker-port=0"]
+        environment = {**os.environ, **PATIENT, NODE: name}
         environment.pop("RAY_ADDRESS", None)
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
@@ -77,13 +112,12 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
     # Names of sockets have a limit.
     temporary = Path("/tmp") / f"ray-{os.getpid()}"
     started: list[Node] = []
+    ports = free_ports()
     try:
-        head = ["--head", "--port=0", "--include-dashboard=false"]
-        # Otherwise it is the same one in all clusters. Nobody uses it.
-        head.append(f"--ray-client-server-port={free_port()}")
-        started.append(Node(folder, "first", 3, *head, f"--temp-dir={temporary}"))
+        head = ["--head", "--port=0", "--include-dashboard=false", f"--temp-dir={temporary}"]
+        started.append(Node(folder, "first", 3, ports, *head))
         address = started[0].address()
-        started.append(Node(folder, "second", 1, f"--address={address}"))
+        started.append(Node(folder, "second", 1, ports, f"--address={address}"))
         with pytest.MonkeyPatch.context() as variables:
             variables.setenv("RAY_ADDRESS", address)
             yield started

@@ -19,8 +19,9 @@ from .conftest import EBB, Cluster, Place, Process, Script, needs, needs_there
 
 needs_there("torch")
 
-# Process 2 trains alone until it kills itself with a batch in its hands. Then process 1 takes a
-# batch and keeps it until somebody kills its agent. The others go on after that.
+# Process 2 trains alone until it kills itself with a batch in its hands. When it has been started
+# again, process 1 takes a batch and keeps it until somebody kills its agent. The others go on after
+# that.
 TRAIN = """
 import os, signal, sys, time
 from pathlib import Path
@@ -51,10 +52,12 @@ def first_batch():
         while True:
             time.sleep(600)
 
+if worker == "2" and (place / "died").exists():
+    (place / "back").touch()
 if worker == "0" or (worker == "2" and (place / "died").exists()):
     wait("held")
 if worker == "1":
-    wait("died")
+    wait("back")
 generator = torch.Generator().manual_seed(3)
 x = torch.randn(200, 6, generator=generator)
 y = (x.sum(1) > 0).long()
@@ -186,7 +189,7 @@ def test_a_killed_process_and_a_killed_agent_change_no_bit(place: Place, tmp_pat
 
 
 def test_a_cancelled_job_ends_the_processes_of_its_script(place: Place, tmp_path: Path) -> None:
-    script = code(tmp_path, TRAIN.replace('if worker == "1":\n    wait("died")\n', "", 1))
+    script = code(tmp_path, TRAIN.replace('if worker == "1":\n    wait("back")\n', "", 1))
     agent(place.cluster, 0, 2)
     submitted = submit(place.cluster.url, script, "--workers", "2", "--", str(tmp_path))
     held = tmp_path / "held"

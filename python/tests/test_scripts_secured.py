@@ -120,10 +120,10 @@ def submit(cluster: Cluster, user: str, script: Path, *arguments: str) -> tuple[
     return done.returncode, done.stdout, done.stderr
 
 
-def logs(cluster: Cluster, user: str, job: str) -> tuple[int, str, str]:
+def logs(cluster: Cluster, user: str, job: str, *more: str) -> tuple[int, str, str]:
     """Ask for the logs of a script as ``user``. Returns exit code, stdout and stderr."""
     assert cluster.certs is not None
-    command = [str(EBB), "logs", job, "--master", cluster.url]
+    command = [str(EBB), "logs", job, "--master", cluster.url, *more]
     keys = {**os.environ, **variables(cluster.certs, user)}
     done = subprocess.run(command, capture_output=True, text=True, env=keys)
     return done.returncode, done.stdout, done.stderr
@@ -141,7 +141,9 @@ def test_a_script_without_keys_trains_through_its_agents(tmp_path: Path) -> None
         )
         assert returned == 0, errors
         assert json.loads(said)["model_sha256"] == alone
-        assert logs(cluster, "anna", "train")[1].count("heard the end") == 1
+        # Its processes end after its job.
+        returned, said, errors = logs(cluster, "anna", "train", "--follow")
+        assert returned == 0 and said.count("heard the end") == 1, said + errors
         returned, said, errors = submit(cluster, "bob", script)
         assert returned == 1 and "may not send scripts" in errors, errors
     finally:

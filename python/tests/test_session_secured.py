@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,18 @@ class Place:
             f"token_file={self.certs / user}.token",
         ]
 
+    def wait_for_workers(self, number: int) -> None:
+        """Wait until so many processes of the script take part in its job."""
+        lab = dict(argument.split("=", 1) for argument in self.arguments("lab"))
+        client = ebbflow.Client(self.cluster.url, **lab)  # type: ignore[arg-type]
+        found = None
+        while found != number:
+            assert all(script.child.poll() is None for script in self.scripts[-number:])
+            time.sleep(0.02)
+            # The first process has not submitted the job yet.
+            with contextlib.suppress(ebbflow.errors.NotFoundError):
+                found = client.status("mine")["workers"]
+
     def stop(self) -> None:
         with self.cluster:
             for script in self.scripts:
@@ -87,6 +101,8 @@ def test_processes_with_keys_in_variables_and_arguments_train_one_job(place: Pla
     token = (place.certs / "lab.token").read_text().strip()
     second = place.script(None, *place.arguments("lab")[:3], f"token={token}", gate="join")
     second.arrive()
+    # Otherwise the first one may end the job, and the second one would begin another one.
+    place.wait_for_workers(2)
     first.go()
     second.go()
     found = [first.result(), second.result()]

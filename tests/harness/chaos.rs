@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use ebbflow::random::Keyed;
 
-use super::{Cluster, REGISTERED, events};
+use super::{Cluster, JOINED, Process, REGISTERED, events};
 
 /// Time for which a stopped worker stands still. It is longer than the master's limit of silence
 /// (`death`, 5 s), so other workers get its leases.
@@ -30,7 +30,7 @@ pub enum Fault {
 
 /// State of a worker, as the script changed it.
 enum Life {
-    /// Not registered yet: a signal would meet a program that does not handle it.
+    /// It takes no part yet: a signal would meet a program that does not handle it.
     Starts,
     Works,
     Stopped(Instant),
@@ -85,14 +85,14 @@ impl Chaos {
 
     /// Notes which workers woke up, work again or have left.
     fn look(&mut self) {
-        for (worker, life) in self.lives.iter_mut().enumerate() {
-            let process = &mut self.cluster.workers[worker];
+        let Cluster { workers, master, .. } = &mut self.cluster;
+        for ((worker, process), life) in workers.iter_mut().enumerate().zip(&mut self.lives) {
             match *life {
                 Life::Stopped(since) if since.elapsed() >= STOP => {
                     *life = Life::Woken(process.log().len());
                     process.signal("CONT");
                 }
-                Life::Starts if process.log().contains(REGISTERED) => *life = Life::Works,
+                Life::Starts if news_of(master, worker).contains(JOINED) => *life = Life::Works,
                 Life::Woken(before) if works_again(&process.log()[before..]) => {
                     *life = Life::Works;
                     self.returned += 1;
@@ -111,8 +111,11 @@ impl Chaos {
         let present =
             |life: &&Life| matches!(life, Life::Starts | Life::Works | Life::Stopped(_) | Life::Woken(_));
         let present = self.lives.iter().filter(present).count();
+        // The master may have given up one that was too slow to say that it lives.
+        let is_known = |worker: &usize| news_of(&self.cluster.master, *worker).contains(JOINED);
         let at_work = |(worker, life): (usize, &Life)| matches!(life, Life::Works).then_some(worker);
-        let at_work: Vec<usize> = self.lives.iter().enumerate().filter_map(at_work).collect();
+        let at_work = self.lives.iter().enumerate().filter_map(at_work).filter(is_known);
+        let at_work: Vec<usize> = at_work.collect();
         let draw = self.keyed.next_u64();
         let victim = at_work.get((draw >> 8) as usize % at_work.len().max(1)).copied();
         // One worker always works, so that the job goes on. The more are missing, the likelier one
@@ -155,16 +158,9 @@ impl Chaos {
     }
 
     /// Checks what must hold for every worker.
-    pub fn check(&mut self, out: &Path) {
-        let fleet: Vec<String> = events(out, "fleet")
-            .iter()
-            .flat_map(|event| event["reason"].as_str().unwrap_or("").split("; "))
-            .map(str::to_owned)
-            .collect();
-        let last =
-            |worker: usize| fleet.iter().rfind(|reason| reason.contains(&format!("`worker-{worker}` ")));
-        for (worker, life) in self.lives.iter().enumerate() {
-            let process = &mut self.cluster.workers[worker];
+    pub fn check(&mut self) {
+        let Cluster { workers, master, .. } = &mut self.cluster;
+        for ((worker, process), life) in workers.iter_mut().enumerate().zip(&self.lives) {
             match life {
                 Life::Drained(status) => {
                     assert!(status.success(), "worker-{worker} drained and ended with {status}");
@@ -174,15 +170,18 @@ impl Chaos {
                     assert!(status.success(), "worker-{worker} drained and ended with {status}");
                 }
                 // The broken connection shows the death at once. Silence would cost the others 5 s.
-                Life::Killed => assert!(
-                    last(worker).is_none_or(|reason| !reason.contains("sent no heartbeat")),
-                    "worker-{worker} was killed, and the master waited for its heartbeat"
-                ),
+                Life::Killed => {
+                    while news_of(master, worker).contains(JOINED) {
+                        std::thread::park_timeout(Duration::from_millis(50));
+                    }
+                    assert!(
+                        !news_of(master, worker).contains(SILENT),
+                        "worker-{worker} was killed, and the master waited for its heartbeat"
+                    );
+                }
                 // The worker may have woken up a moment before the end. The master that gave it up
                 // takes it again.
-                Life::Woken(before)
-                    if last(worker).is_some_and(|reason| reason.contains("sent no heartbeat")) =>
-                {
+                Life::Woken(before) if news_of(master, worker).contains(SILENT) => {
                     while !process.log()[*before..].contains(REGISTERED) {
                         let ended = process.child.try_wait().expect("a worker's process");
                         assert!(ended.is_none(), "worker-{worker} woke up and ended:\n{}", process.log());
@@ -194,6 +193,16 @@ impl Chaos {
             }
         }
     }
+}
+
+/// Words of a master about a process that it has given up because of its silence.
+const SILENT: &str = "sent no heartbeat";
+
+/// Returns the newest line of the master's log about a worker: it has joined, or why it is gone.
+/// Empty: it has never joined.
+fn news_of(master: &Process, worker: usize) -> String {
+    let name = format!("worker `worker-{worker}` (");
+    master.log().lines().rfind(|line| line.contains(&name)).unwrap_or_default().to_owned()
 }
 
 /// Returns whether a worker that stood still is a new member whose work counts. `log` is what it

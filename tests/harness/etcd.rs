@@ -9,12 +9,15 @@ use tempfile::TempDir;
 
 use super::{Lacks, skipped};
 
-/// Most attempts to find two free ports. Another process may take them in between.
+/// Most attempts to find two free ports. Another process may take them in between, even another
+/// etcd.
 const ATTEMPTS: usize = 10;
 
 /// A running etcd. It ends with its handle.
 pub struct Etcd {
     child: Child,
+    /// Name of its only member, which no other etcd has.
+    name: String,
     /// URL for its clients.
     pub url: String,
     _folder: TempDir,
@@ -42,16 +45,17 @@ impl Etcd {
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
         let [url, peer] =
             listeners.map(|listener| format!("http://{}", listener.local_addr().expect("an address")));
-        let cluster = format!("default={peer}");
+        let name = format!("test-{}-{}", std::process::id(), url.rsplit(':').next().unwrap_or_default());
+        let cluster = format!("{name}={peer}");
         let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(folder.path());
+        command.args(["--name", &name]).arg("--data-dir").arg(folder.path());
         command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &cluster, "--log-level", "error"]).args(more);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut etcd = Self { child: child.expect("etcd starts"), url, _folder: folder };
+        let mut etcd = Self { child: child.expect("etcd starts"), name, url, _folder: folder };
         while etcd.child.try_wait().expect("a child").is_none() {
-            if etcd.is_healthy().unwrap_or(false) {
+            if etcd.is_healthy().unwrap_or(false) && etcd.answers_itself().unwrap_or(false) {
                 return Some(etcd);
             }
             std::thread::park_timeout(Duration::from_millis(10));
@@ -63,12 +67,20 @@ impl Etcd {
         Ok(self.ask("GET /health HTTP/1.0\r\n\r\n")?.contains(r#""health":"true""#))
     }
 
+    /// Returns whether this etcd answers at the URL, and no other one.
+    fn answers_itself(&self) -> std::io::Result<bool> {
+        Ok(self.post("/v3/cluster/member/list", "{}")?.contains(&format!("\"{}\"", self.name)))
+    }
+
     /// Calls etcd's HTTP gateway with a path like `/v3/kv/put` and its JSON. Returns the answer.
     #[allow(dead_code, reason = "only tests of the whole program call it")]
     pub fn call(&self, path: &str, json: &str) -> String {
+        self.post(path, json).expect("etcd answers")
+    }
+
+    fn post(&self, path: &str, json: &str) -> std::io::Result<String> {
         let length = json.len();
-        let request = format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{json}");
-        self.ask(&request).expect("etcd answers")
+        self.ask(&format!("POST {path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{json}"))
     }
 
     fn ask(&self, request: &str) -> std::io::Result<String> {

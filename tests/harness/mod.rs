@@ -87,8 +87,12 @@ pub fn fail<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> St
     text(&output)
 }
 
-/// Log line of a worker or a ps that the master knows.
+/// Log line of a worker or a ps that the master knows. It takes part from its first heartbeat on,
+/// which may come later.
 const REGISTERED: &str = "registered with the master";
+
+/// Words in the log of a master about a worker or a ps that takes part from now on.
+const JOINED: &str = ") joined";
 
 /// Lines of a process's log that a failed test shows.
 const LOG_LINES_SHOWN: usize = 200;
@@ -108,6 +112,9 @@ pub struct Process {
     start: Start,
     /// Printed lines that were read so far.
     printed: Vec<String>,
+    /// The address at which the process listens. No other program gets it while others may call
+    /// there.
+    address: Option<Reserved>,
 }
 
 impl Process {
@@ -131,7 +138,7 @@ impl Process {
             .envs(start.environment.iter().map(|(name, value)| (name, value)))
             .stdout(Stdio::piped())
             .stderr(file);
-        Self { child: command.spawn().expect("ebb starts"), start, printed: Vec::new() }
+        Self { child: command.spawn().expect("ebb starts"), start, printed: Vec::new(), address: None }
     }
 
     /// Waits until the log has a line with `text`.
@@ -140,11 +147,6 @@ impl Process {
             assert!(self.child.try_wait().expect("a child").is_none(), "it ended:\n{}", self.log());
             std::thread::park_timeout(std::time::Duration::from_millis(5));
         }
-    }
-
-    /// Waits until a worker or a ps takes part in the cluster.
-    pub fn wait_until_registered(&mut self) {
-        self.wait_for(REGISTERED);
     }
 
     /// Returns the log so far.
@@ -244,10 +246,12 @@ fn candidate_with(
     ttl: &str,
     environment: &[(&str, &str)],
 ) -> Process {
-    let data = dir.join("data").display().to_string();
+    let (address, data) = (Reserved::local(), dir.join("data").display().to_string());
     let election = ["--etcd", &etcd.url, "--leader-ttl", ttl];
-    let args = [&["master", "--listen", "127.0.0.1:0", "--data-dir", &data][..], &election].concat();
-    Process::start_with(program, dir.join(log), &args, environment)
+    let args = [&["master", "--listen", &address.address, "--data-dir", &data][..], &election].concat();
+    let mut process = Process::start_with(program, dir.join(log), &args, environment);
+    process.address = Some(address);
+    process
 }
 
 /// A master with ps and workers.
@@ -266,6 +270,8 @@ pub struct Cluster {
     environment: Vec<(String, String)>,
     /// Address of the master, reserved while the master does not run.
     address: Option<Reserved>,
+    /// Addresses of ps that were started again elsewhere. Workers may still call there.
+    former: Vec<Reserved>,
 }
 
 impl Cluster {
@@ -336,6 +342,7 @@ impl Cluster {
             program: program.to_owned(),
             environment: Vec::new(),
             address: None,
+            former: Vec::new(),
         }
     }
 
@@ -353,17 +360,24 @@ impl Cluster {
     fn add_ps_as(&mut self, arguments: &[&str]) {
         let name = format!("ps-{}", self.ps.len());
         let log = self.dir.path().join(format!("{name}.log"));
-        let args = ["ps", "--master", &self.url, "--listen", "127.0.0.1:0", "--name", &name];
+        let address = Reserved::local();
+        let args = ["ps", "--listen", &address.address, "--master", &self.url, "--name", &name];
         let mut process = self.start_role(log, &[&args, arguments].concat());
+        process.address = Some(address);
         process.url();
         self.ps.push(process);
     }
 
-    /// Starts a ps as it was started before.
+    /// Starts a ps as it was started before, at another address.
     fn start_ps(&mut self, index: usize) {
-        let mut process = Process::started(self.ps[index].start.clone());
+        let (mut start, address) = (self.ps[index].start.clone(), Reserved::local());
+        let listen = start.args.iter().position(|arg| arg == "--listen").expect("a ps listens");
+        start.args[listen + 1].clone_from(&address.address);
+        let mut process = Process::started(start);
+        process.address = Some(address);
         process.url();
-        self.ps[index] = process;
+        let mut former = std::mem::replace(&mut self.ps[index], process);
+        self.former.extend(former.address.take());
     }
 
     fn start_role(&self, log: PathBuf, args: &[&str]) -> Process {
@@ -454,14 +468,28 @@ impl Cluster {
         self.workers.push(Process::start_with(&self.program, log, &args, environment));
     }
 
+    /// Waits until each worker takes part: the master has had a heartbeat of it.
+    pub fn wait_for_workers(&mut self) {
+        for (index, worker) in self.workers.iter_mut().enumerate() {
+            let name = format!("worker `worker-{index}` (");
+            let joined = |line: &str| line.contains(&name) && line.contains(JOINED);
+            while !self.master.log().lines().any(joined) {
+                assert!(worker.child.try_wait().expect("a child").is_none(), "it ended:\n{}", worker.log());
+                std::thread::park_timeout(std::time::Duration::from_millis(5));
+            }
+        }
+    }
+
     /// Runs `ebb submit JOB --follow --out OUT` with further arguments to its end.
     pub fn submit(&self, job: &Path, out: &Path, more: &[&str]) -> Output {
         self.submission(job, out, more).output().expect("ebb starts")
     }
 
-    /// Returns the command `ebb submit JOB --follow --out OUT` with further arguments.
+    /// Returns the command `ebb submit JOB --follow --out OUT` with further arguments. It waits long
+    /// for a master that is started again: a busy machine starts processes slowly.
     pub fn submission(&self, job: &Path, out: &Path, more: &[&str]) -> Command {
-        let mut command = ebb(["submit", "--master", &self.url, "--follow", "--out"]);
+        let master = ["--master", &self.url, "--master-timeout", "5m"];
+        let mut command = ebb([&["submit"][..], &master, &["--follow", "--out"]].concat());
         command.arg(out).arg(job).args(more);
         command
     }

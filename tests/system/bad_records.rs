@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Process, fail, model, root, succeed, summary, text};
+use crate::harness::{Cluster, digits, fail, model, root, succeed, summary, text, told};
 
 const JOB: &str = r#"
 name = "bad"
@@ -94,14 +95,19 @@ fn any_fleet_skips_the_same_images_and_trains_the_same_bits() {
     assert_eq!(Value::from(lines), of_one["skipped"]["records"]);
     assert_eq!(of_one["samples_applied"], 12 * 197);
 
-    let mut cluster = Cluster::start(2, 3);
-    // Otherwise the others may end the job before this test has seen a lease of the second one.
-    cluster.workers.iter_mut().for_each(Process::wait_until_registered);
+    // The first worker begins alone, so it trains before it is killed. It alone takes 6 s.
+    let mut cluster = Cluster::of(&digits::program(), 2, 1);
     let together = cluster.dir.path().join("out");
-    let mut submission = cluster.submission(&job, &together, &[]);
-    let submission = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    cluster.workers[1].wait_for("accepted=true");
-    cluster.workers[1].signal("KILL");
+    let pace = ["--set", "model.builtin=paced", "--set", r#"model.options={ of = "softmax", millis = 10 }"#];
+    let mut submission = cluster.submission(&job, &together, &pace);
+    let mut submission = submission.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    while told(&together, "train") == 0 {
+        assert!(submission.try_wait().unwrap().is_none(), "the job ended before its first step was told");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    (0..2).for_each(|_| cluster.add_worker());
+    cluster.wait_for_workers();
+    cluster.workers[0].signal("KILL");
     let output = submission.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     let of_three = summary(&together);

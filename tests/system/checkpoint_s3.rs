@@ -25,7 +25,10 @@ fn undisturbed(version: u64) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let (out, url) = (folder.path().join("out"), folder.path().join("checkpoints").display().to_string());
     let mut command = program(&harness::example("oracle"), ["run", "--workers", "1", "--ps", "1", "--out"]);
-    command.arg(&out).args(sets(&url, version, 0)).arg(root().join("examples/digits/job.toml"));
+    // Otherwise later checkpoints may replace this one before it is exported.
+    let sets =
+        [sets(&url, version, 0), ["--set", "checkpoint.keep=1000"].map(str::to_owned).to_vec()].concat();
+    command.arg(&out).args(sets).arg(root().join("examples/digits/job.toml"));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let told = || fs::read_to_string(out.join("metrics.jsonl")).unwrap_or_default();
     while !told().contains(r#""event":"checkpoint""#) {

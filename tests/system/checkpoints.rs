@@ -207,7 +207,8 @@ fn a_checkpoint_of_a_job_that_trains_is_exported_by_its_url_and_through_the_mast
     let folder = cluster.dir.path();
     let job = scripted(folder);
     let out = folder.join("out");
-    let sets = ["--set", "epochs=100000", "--set", "checkpoint.keep=50"];
+    // So many are kept that none is removed while it is exported.
+    let sets = ["--set", "epochs=100000", "--set", "checkpoint.keep=1000"];
     let mut submission = cluster.submission(&job, &out, &sets);
     let mut child =
         submission.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null()).spawn().unwrap();

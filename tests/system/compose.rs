@@ -51,8 +51,11 @@ const FAULTS: [Fault; 10] = [
 /// Longer than the master waits for a silent worker (5 s), so that its leases are given away.
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// Deadline of the job, far longer than needed.
+/// Deadline of every wait, far longer than needed.
 const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Time for which a user's command waits for a master that is started again.
+const MASTER_PATIENCE: [&str; 2] = ["--master-timeout", "5m"];
 
 /// Longest time of one Docker command, in seconds.
 const COMMAND_SECS: &str = "300";
@@ -76,12 +79,13 @@ enum Fault {
 /// A cluster of containers and its images. They are removed with their handle.
 struct Compose {
     project: String,
-    publish: String,
+    /// Address of this host at which Docker publishes the master.
+    publish: Reserved,
 }
 
 impl Compose {
     fn new() -> Self {
-        Self { project: format!("{PROJECT}{}", std::process::id()), publish: Reserved::local().address }
+        Self { project: format!("{PROJECT}{}", std::process::id()), publish: Reserved::local() }
     }
 
     /// Returns the name of an image of this test, by its target in the Dockerfile.
@@ -115,7 +119,10 @@ impl Compose {
             // The group that owns the new files.
             command.env("EBB_CERTS_GROUP", fs::metadata(certs).unwrap().gid().to_string());
         }
-        command.args(args).env("EBB_PUBLISH", &self.publish).env("EBB_DATA", root().join("examples/digits"));
+        command
+            .args(args)
+            .env("EBB_PUBLISH", &self.publish.address)
+            .env("EBB_DATA", root().join("examples/digits"));
         command.env("EBB_CONTROL_IMAGE", self.image("control"));
         command.env("EBB_WORKER_IMAGE", self.image("worker")).stdin(Stdio::null());
         command
@@ -140,19 +147,23 @@ impl Compose {
     }
 
     fn url(&self) -> String {
-        format!("http://{}", self.publish)
+        format!("http://{}", self.publish.address)
     }
 
     fn submit(&self, out: &Path, settings: &[&str]) -> Command {
         let mut command = ebb(["submit", "--master", &self.url(), "--follow", "--out"]);
-        command.arg(out).arg(job()).args(settings);
+        command.arg(out).arg(job()).args(settings).args(MASTER_PATIENCE);
         command
     }
 
     fn strike(&self, fault: Fault, keyed: &mut Keyed) {
         let pick = |service: &str, keyed: &mut Keyed| {
-            let names = self.containers(service);
-            assert!(!names.is_empty(), "no {service} runs");
+            let mut names = Vec::new();
+            // Docker may be starting one again that has ended.
+            until(&format!("a container of {service} runs"), PATIENCE, || {
+                names = self.containers(service);
+                !names.is_empty()
+            });
             names[(keyed.next_u64() % names.len() as u64) as usize].clone()
         };
         let ps = |keyed: &mut Keyed| pick(["ps-0", "ps-1"][(keyed.next_u64() % 2) as usize], keyed);
@@ -209,7 +220,8 @@ fn sweep() {
             let Some(process) = project.strip_prefix(PROJECT) else { continue };
             if !Path::new("/proc").join(process).exists() {
                 let force: &[&str] = if kind == "network" { &[] } else { &["--force"] };
-                docker(&[&[kind, "rm"], force, &[id]].concat());
+                // What the killed test started may still remove it.
+                drop(docker_output(&[&[kind, "rm"], force, &[id]].concat()));
             }
         }
     }
@@ -331,10 +343,10 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: u32) -> bool {
     let mut calm =
         calm.stdout(Stdio::null()).stderr(fs::File::create(at("calm-said")).unwrap()).spawn().unwrap();
     let begin = Instant::now();
+    let steps = || told(&out, "train");
     let mut done = BTreeSet::new();
     for fault in faults {
         // Some steps were trained since the last fault.
-        let steps = || told(&out, "train");
         let (before, since) = (steps(), Instant::now());
         while steps() <= before && since.elapsed() < PATIENCE && submission.try_wait().unwrap().is_none() {
             std::thread::park_timeout(Duration::from_millis(50));
@@ -352,7 +364,14 @@ fn keeps_its_bits(cluster: &Compose, folder: &Path, epochs: u32) -> bool {
         done.insert(fault);
     }
     assert_eq!(done.len(), FAULTS.len());
-    until("the job ended", PATIENCE, || submission.try_wait().unwrap().is_some());
+    let (mut before, mut since) = (steps(), Instant::now());
+    while submission.try_wait().unwrap().is_none() {
+        std::thread::park_timeout(Duration::from_millis(50));
+        if steps() > before {
+            (before, since) = (steps(), Instant::now());
+        }
+        assert!(since.elapsed() < PATIENCE, "seed {seed}: nothing is trained any more, after all faults");
+    }
     eprintln!("{:5.1} s  the job ended", begin.elapsed().as_secs_f64());
     let status = submission.wait().unwrap();
     assert!(status.success(), "seed {seed}: {}", fs::read_to_string(at("said")).unwrap());
@@ -378,17 +397,23 @@ fn keys_are_one_command_and_an_overlay(cluster: &Compose, folder: &Path) {
     assert!(up.status.success(), "{}", text(&up));
     let url = cluster.url().replace("http://", "https://");
     let out = folder.join("with-keys");
-    let mut submit = ebb(["submit", "--master", &url, "--master-timeout", "60s", "--follow", "--out"]);
-    let output = submit.arg(&out).arg(job()).args(["--set", "epochs=2"]);
+    let mut submit = ebb(["submit", "--master", &url, "--follow", "--out"]);
+    let output = submit.arg(&out).arg(job()).args(["--set", "epochs=2"]).args(MASTER_PATIENCE);
     let output = output.envs(harness::keys::environment(&certs, "anna")).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(summary(&out)["status"], "succeeded");
     assert!(harness::fail(["jobs", "--master", &cluster.url()]).contains("wants TLS"));
     for (service, files) in [("master", 5), ("ps-0", 5), ("worker", 4)] {
         let name = cluster.containers(service).remove(0);
-        docker(&["exec", &name, "/usr/local/bin/ebb", "health", "--ready"]);
+        wait_until_ready(&name);
         assert_eq!(docker(&["exec", &name, "ls", "/etc/ebbflow/keys"]).lines().count(), files, "{service}");
     }
+}
+
+/// Waits until the process of a container takes part.
+fn wait_until_ready(name: &str) {
+    let ready = || docker_output(&["exec", name, "/usr/local/bin/ebb", "health", "--ready"]);
+    until(&format!("{name} is ready"), PATIENCE, || ready().status.success());
 }
 
 /// Checks that all processes are alive and ready by the image's own health check, that none is root
@@ -396,9 +421,8 @@ fn keys_are_one_command_and_an_overlay(cluster: &Compose, folder: &Path) {
 fn images_keep_what_the_readme_says(cluster: &Compose) {
     for service in ["master", "ps-0", "ps-1", "worker"] {
         for name in cluster.containers(service) {
+            wait_until_ready(&name);
             docker(&["exec", &name, "/usr/local/bin/ebb", "health"]);
-            let ready = || docker_output(&["exec", &name, "/usr/local/bin/ebb", "health", "--ready"]);
-            until(&format!("{name} is ready"), PATIENCE, || ready().status.success());
             let written = docker_output(&["exec", &name, "touch", "/x"]);
             assert!(!written.status.success() && text(&written).contains("Read-only"), "{}", text(&written));
             assert_eq!(docker(&["exec", &name, "id", "-u"]).trim(), "10001");

@@ -17,7 +17,8 @@ fn a_master_that_dies_rewinds_nothing_and_does_not_change_the_model() {
     for mode in ["consistency.mode=sync", "consistency.mode=pipelined"] {
         let calm = tempfile::tempdir().unwrap();
         let calm_out = calm.path().join("out");
-        let sets = ["epochs=10", mode];
+        // Long enough for all that the test asks while the job trains.
+        let sets = ["epochs=20", mode];
         let args = ["run", "--workers", "1", "--ps", "1", "--out"];
         let output =
             ebb(args).arg(&calm_out).args(["--set", sets[0], "--set", mode]).arg(&job).output().unwrap();

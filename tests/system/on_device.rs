@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::harness::skip::{Lacks, skipped};
-use crate::harness::{self, Cluster, Process, model, root, summary, text, told};
+use crate::harness::{self, Cluster, model, root, summary, text, told};
 use crate::images;
 use crate::observed::numbers;
 
@@ -340,8 +340,11 @@ fn an_agent_runs_a_process_on_each_device_and_a_process_keeps_its_device() {
     let mut devices = [device.clone(), process("train-1-1", "").1];
     devices.sort_unstable();
     assert_eq!(devices, ["3 cuda:0", "5 cuda:1"]);
-    let said = text(&harness::ebb(["status", "train", "--master", &cluster.url]).output().unwrap());
-    assert!(said.contains("2 of 3 processes run"), "{said}");
+    // The master may hear of them after this test.
+    let status = || text(&harness::ebb(["status", "train", "--master", &cluster.url]).output().unwrap());
+    while !status().contains("2 of 3 processes run") {
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
     let number = Pid::from_raw(first.parse().unwrap()).unwrap();
     kill_process(number, Signal::KILL).unwrap();
     assert_eq!(process("train-1-0", &first).1, device);
@@ -710,12 +713,16 @@ fn workers_on_a_device_and_on_the_host_train_one_model_together() {
     for device in ["cpu", "cuda:0"] {
         cluster.add_worker_as(&["--device", device], &environment);
     }
-    // Otherwise one of them may end the job while the other opens its device.
-    cluster.workers.iter_mut().for_each(Process::wait_until_registered);
-    let out = cluster.dir.path().join("out");
-    submit(&mut cluster, &job, &out, &sets, |_| {});
-    assert_eq!(summary(&out)["model_sha256"], expected);
-    assert_eq!(summary(&out)["workers_seen"], 2, "they are of one numerics class");
+    cluster.wait_for_workers();
+    // One worker may end a job before the other one asks for work. Then the test submits another
+    // job.
+    let both_take_part = (0..10).any(|attempt| {
+        let out = cluster.dir.path().join(format!("out-{attempt}"));
+        submit(&mut cluster, &job, &out, &sets, |_| {});
+        assert_eq!(summary(&out)["model_sha256"], expected);
+        summary(&out)["workers_seen"] == 2
+    });
+    assert!(both_take_part, "they are of one numerics class");
 }
 
 #[test]
@@ -771,36 +778,50 @@ fn the_ps_of_a_run_keep_the_model_on_a_device_beside_workers_there_and_on_the_ho
 #[test]
 fn a_worker_or_a_ps_that_dies_while_values_cross_on_the_device_changes_no_bit() {
     let Some(driver) = Driver::of_any("no ps used a device") else { return };
-    let path = driver.path();
-    let job = root().join("examples/digits/job.toml");
     for (mode, wire, computes) in
         [("sync", "f32", "cpu"), ("pipelined", "bf16", "cpu"), ("pipelined", "f32", "cuda:0")]
     {
-        let sets = [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}")];
-        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        let sets = [&sets[..], &["--set", "epochs=20", "--set", "fleet.ps=1"]].concat();
-        let calm = tempfile::tempdir().unwrap();
-        let calm_out = calm.path().join("out");
-        let expected = trained_alone(&job, &calm_out, &sets);
         let kill_a_worker = |cluster: &mut Cluster| drop(cluster.workers.remove(0));
         let kill_the_ps = |cluster: &mut Cluster| cluster.restart_ps(0);
         for (what, disturb) in [
             ("worker", &kill_a_worker as &dyn Fn(&mut Cluster)),
             ("ps", &kill_the_ps as &dyn Fn(&mut Cluster)),
         ] {
-            let mut cluster = Way::new("cuda:0", "cuda:0").computing_on(computes).cluster(&path);
-            let out = cluster.dir.path().join("out");
-            submit(&mut cluster, &job, &out, &sets, |cluster| {
-                let before = [carried(cluster)[0][0], pulled_on_device(cluster)[0]];
-                let has_crossed = before.iter().all(|bytes| *bytes > 0.0);
-                assert!(is_real() || has_crossed, "{mode} {wire}: {before:?} have crossed on the device");
-                disturb(cluster);
-            });
-            assert_eq!(summary(&out)["model_sha256"], expected, "{mode} {wire}: the {what} died");
-            assert!(model(&out) == model(&calm_out), "{mode} {wire}: the {what} died");
-            let after = [carried(&mut cluster)[0][0], pulled_on_device(&mut cluster)[0]];
-            let has_crossed = after.iter().all(|bytes| *bytes > 0.0);
-            assert!(is_real() || has_crossed, "{mode} {wire}: {after:?} crossed after the {what} died");
+            let dies =
+                |epochs: u32| dies_while_values_cross((mode, wire, computes), &driver, epochs, disturb);
+            // A short job may end before the process dies.
+            let has_crossed = [20, 40, 80, 160].into_iter().any(dies);
+            assert!(has_crossed, "{mode} {wire}: nothing crossed on the device after the {what} died");
         }
     }
+}
+
+/// Disturbs a job whose values cross on the device, and checks its bits. Returns whether values
+/// crossed there afterwards, too.
+fn dies_while_values_cross(
+    (mode, wire, computes): (&str, &str, &str),
+    driver: &Driver,
+    epochs: u32,
+    disturb: &dyn Fn(&mut Cluster),
+) -> bool {
+    let job = root().join("examples/digits/job.toml");
+    let sets =
+        [format!("consistency.mode={mode}"), format!("exchange.dtype={wire}"), format!("epochs={epochs}")];
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let sets = [&sets[..], &["--set", "fleet.ps=1"]].concat();
+    let calm = tempfile::tempdir().unwrap();
+    let calm_out = calm.path().join("out");
+    let expected = trained_alone(&job, &calm_out, &sets);
+    let mut cluster = Way::new("cuda:0", "cuda:0").computing_on(computes).cluster(&driver.path());
+    let out = cluster.dir.path().join("out");
+    submit(&mut cluster, &job, &out, &sets, |cluster| {
+        let before = [carried(cluster)[0][0], pulled_on_device(cluster)[0]];
+        let has_crossed = before.iter().all(|bytes| *bytes > 0.0);
+        assert!(is_real() || has_crossed, "{mode} {wire}: {before:?} have crossed on the device");
+        disturb(cluster);
+    });
+    assert_eq!(summary(&out)["model_sha256"], expected, "{mode} {wire}");
+    assert!(model(&out) == model(&calm_out), "{mode} {wire}");
+    let after = [carried(&mut cluster)[0][0], pulled_on_device(&mut cluster)[0]];
+    is_real() || after.iter().all(|bytes| *bytes > 0.0)
 }

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::harness::{self, Cluster, ebb, model, root, summary, text};
+use crate::harness::{self, Cluster, Process, ebb, metric, model, root, summary, text};
 
 const SHORT: [&str; 2] = ["--set", "epochs=2"];
 
@@ -109,19 +109,20 @@ fn every_way(more: &[&str]) -> Vec<u8> {
     for sockets in [["tcp", "tcp"], ["unix", "unix"], ["nearest", "nearest"], ["nearest", "tcp"]] {
         let mut cluster = Cluster::start(2, 0);
         for sockets in sockets {
-            let log = "info,worker=debug,net=debug";
-            cluster.add_worker_with(&[("EBB_SOCKETS", sockets), ("EBB_LOG", log)]);
+            let log = ("EBB_LOG", "info,worker=debug,net=debug");
+            cluster.add_worker_with(&[("EBB_SOCKETS", sockets), log, ("EBB_METRICS", "127.0.0.1:0")]);
         }
+        let urls: Vec<_> = cluster.workers.iter_mut().map(Process::metrics_url).collect();
         let sets = ["--set", "epochs=2", "--set", "fleet.ps=2", "--set", "fleet.workers.min=2"];
         let sets = [&sets, more].concat();
-        // One worker may finish a job before the other has begun. Then the test submits another
+        // One worker may finish a job before the other one computes. Then the test submits another
         // job.
         for attempt in 0.. {
             let out = cluster.dir.path().join(format!("out-{attempt}"));
             let output = cluster.submit(&job(), &out, &sets);
             assert!(output.status.success(), "{}", text(&output));
             assert!(model(&out) == reference, "{sockets:?}, {more:?}: other bits");
-            if [0, 1].iter().all(|&worker| said(&cluster, worker, "accepted=true")) {
+            if urls.iter().all(|url| metric(url, "ebb_worker_microbatches_total") > 0.0) {
                 break;
             }
         }

@@ -106,10 +106,10 @@ fn scaled_paused_and_resumed_it_trains_the_same_bits() {
     // The only worker that takes part dies while it trains.
     let before = user.ask("resume", &[])["steps_done"].as_u64();
     user.cluster.workers[0].signal("KILL");
-    let status = user.until("somebody takes over", |status| {
-        workers(status) == (1, 1) && status["steps_done"].as_u64() > before
+    user.until("somebody takes over", |status| {
+        let is_seen = status["workers_seen"].as_u64() >= Some(2);
+        workers(status) == (1, 1) && status["steps_done"].as_u64() > before && is_seen
     });
-    assert!(status["workers_seen"].as_u64() >= Some(2), "{status}");
 
     assert_eq!(workers(&user.ask("scale", &["--workers", "8"])), (2, 0));
     let watched = ebb(["watch", &user.job, "--master", &user.cluster.url]).output().unwrap();

@@ -52,7 +52,8 @@ fn files_of_a_job_follow_no_link_have_no_name_and_leave_nothing() {
     succeed(run);
     let initial = format!("model.initial={}", before.join("model.safetensors").display());
     let out = cluster.dir.path().join("out");
-    let sets = ["--set", "epochs=100", "--set", &initial];
+    // It trains until it is cancelled.
+    let sets = ["--set", "epochs=100000", "--set", &initial];
     let mut following = cluster.submission(&job, &out, &sets).spawn().unwrap();
     // Its records are counted, its model is made, and a piece of it is trained.
     while cluster.workers[0].log().matches("task reported").count() < 3 {

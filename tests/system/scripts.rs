@@ -366,18 +366,21 @@ async fn send(url: &str, bundle: Vec<u8>) -> Result<pb::SubmitReply, tonic::Stat
 #[tokio::test]
 async fn a_hostile_bundle_is_refused_by_the_agent() {
     let place = Place::new("", 1);
+    // Nobody else has a file of this name in the folder for temporary files.
+    let name = format!("escaped-{}", std::process::id());
+    let (bad, good) = (format!("../{name}"), "a".repeat(3 + name.len()));
     let mut bundle = proto::bundle::encode(vec![proto::bundle::File {
-        path: "aaaaa",
+        path: &good,
         executable: true,
         content: b"touch escaped",
     }])
     .unwrap();
-    let at = bundle.windows(5).position(|part| part == b"aaaaa").unwrap();
-    bundle[at..at + 5].copy_from_slice(b"../ab");
+    let at = bundle.windows(good.len()).position(|part| part == good.as_bytes()).unwrap();
+    bundle[at..at + bad.len()].copy_from_slice(bad.as_bytes());
     assert_eq!(send(&place.cluster.url, bundle).await.unwrap().name, "train-1");
     let said = place.wait_for_status("failed");
-    assert!(said.contains("the bundle of the script is refused: the path `../ab`"), "{said}");
-    let escaped = |folder: &Path| folder.join("ab").exists();
+    assert!(said.contains(&format!("the bundle of the script is refused: the path `{bad}`")), "{said}");
+    let escaped = |folder: &Path| folder.join(&name).exists();
     assert!(!escaped(place.dir.path()) && !escaped(&std::env::temp_dir()));
 }
 

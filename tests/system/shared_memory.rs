@@ -489,8 +489,8 @@ async fn what_a_dead_ps_was_told_of_rests_until_it_is_gone() {
 
 #[tokio::test]
 async fn a_worker_that_reads_for_too_long_pulls_again() {
-    // A busy machine needs this long for pushes.
-    let options = Options { push_timeout: Duration::from_secs(2), ..Options::default() };
+    // A busy machine may need some seconds for a push.
+    let options = Options { push_timeout: Duration::from_secs(6), ..Options::default() };
     let (served, memory) = (Served::with(Some(memory()), options), memory());
     let client = served.client(&Connector::socket(Dialer::tcp()));
     client.push(Target::Initial, values(0)).await.unwrap();
@@ -532,6 +532,7 @@ async fn a_worker_that_reads_for_too_long_pulls_again() {
             client.push(leaf(step, index), values(9 + index)).await.unwrap();
         }
     }
+    client.pull(Want::Exact(Version(4))).await.unwrap().unwrap();
     assert_ne!(attachment.read(regions[0]).unwrap(), before, "it is still held");
 }
 

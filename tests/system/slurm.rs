@@ -17,8 +17,13 @@ use crate::harness::{Lacks, digits, ebb, model, root, skipped, summary, text, to
 
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Settings of a job. At its pace it lasts much longer than Slurm needs to cancel two tasks.
+/// Settings of a job.
 const SETTINGS: [&str; 4] = ["--set", "epochs=30", "--set", "consistency.mode=pipelined"];
+
+/// Pace of the job: 80 ms for each microbatch. Four workers need a minute for it. Slurm cancels two
+/// tasks in much less.
+const PACE: [&str; 4] =
+    ["--set", "model.builtin=paced", "--set", r#"model.options={ of = "mlp", millis = 80, hidden = [128] }"#];
 
 /// A Slurm in a folder. It ends with its handle.
 struct Slurm {
@@ -114,7 +119,7 @@ fn an_array_whose_tasks_are_cancelled_and_requeued_trains_digits_to_its_number()
         .arg(&out)
         .arg(&job)
         .args(SETTINGS)
-        .args(digits::SLOW)
+        .args(PACE)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()

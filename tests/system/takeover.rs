@@ -44,7 +44,6 @@ fn same_as_calm(etcd: &Etcd, mode: &str, disturb: impl FnOnce(&mut Cluster, &mut
     let mut cluster = Cluster::elected(&digits::program(), etcd, TTL, 2, 2, &[]);
     let out = cluster.dir.path().join("out");
     let mut submission = cluster.submission(&job, &out, &digits::arguments(&sets));
-    submission.args(["--master-timeout", "2m"]);
     let mut child = submission.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     wait_for_steps(&mut child, &out, BETWEEN);
     disturb(&mut cluster, &mut child, &out);

@@ -226,11 +226,12 @@ fn predictions_on_s3_are_those_of_a_disk_though_a_worker_is_killed() {
     let environment = environment(&endpoint);
     let weights = predict::trained(dir.path());
     let calm = dir.path().join("calm.jsonl");
-    predict::alone(&weights, &calm, 3, &[]);
+    // 43 parts of 320 ms each.
+    predict::alone(&weights, &calm, 6, &[]);
 
     let mut cluster = Cluster::with_environment(&example("oracle"), 1, 0, &environment);
     (0..2).for_each(|_| cluster.add_worker_with(&environment));
-    let (job, data, url) = (predict::job(), predict::data(3), format!("s3://{}/p.jsonl", S3::BUCKET));
+    let (job, data, url) = (predict::job(), predict::data(6), format!("s3://{}/p.jsonl", S3::BUCKET));
     let weights = weights.display().to_string();
     let command =
         ["predict", &job, "--model", &weights, "--out", &url, "--on", "train", "--master", &cluster.url];

@@ -83,7 +83,9 @@ fn together(files: &str, worker: &[&str], environment: &[(&str, &str)]) -> Vec<u
 
 /// Trains a job on a cluster with so many workers, and returns the model.
 fn clustered(workers: usize, job: &Path, worker: &[&str], environment: &[(&str, &str)]) -> Vec<u8> {
-    let mut cluster = Cluster::start(2, 0);
+    // A lease that ends because the machine is slow would be read twice.
+    let patient = [("EBB_MASTER_HEARTBEAT", "10s"), ("EBB_MASTER_DEATH", "60s")];
+    let mut cluster = Cluster::with_environment(&harness::ebb_path(), 2, 0, &patient);
     (0..workers).for_each(|_| cluster.add_worker_as(worker, environment));
     let out = cluster.dir.path().join("out");
     let mut submission = cluster.submission(job, &out, &[]);

@@ -125,6 +125,16 @@ struct Cluster {
     task: tokio::task::JoinHandle<ps::Result<()>>,
 }
 
+impl Cluster {
+    /// Waits until the ps knows that it is registered, and returns what it said to the master. It
+    /// sends its second heartbeat only then.
+    async fn until_registered(&mut self) -> pb::RegisterRequest {
+        let registered = soon(self.registered.wait_for(Option::is_some)).await.expect("a master").clone();
+        drop(soon(self.heard.wait_for(|heard| heard.len() > 1)).await.expect("a master"));
+        registered.expect("it was waited for")
+    }
+}
+
 async fn cluster(name: &str) -> Cluster {
     cluster_with(name, options().drain).await
 }
@@ -165,7 +175,7 @@ fn job(id: u64) -> Job {
 #[tokio::test]
 async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
     let mut cluster = cluster("east").await;
-    let registered = cluster.registered.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    let registered = cluster.until_registered().await;
     assert_eq!((registered.name.as_str(), registered.role()), ("east", pb::ProcessRole::Ps));
     assert_eq!(registered.url, cluster.ps.options().url);
     assert_eq!(registered.program_version, proto::PROGRAM_VERSION);
@@ -187,7 +197,7 @@ async fn a_ps_says_who_it_is_and_closes_jobs_that_are_over() {
 #[tokio::test]
 async fn jobs_of_a_master_that_is_gone_make_room_for_those_of_the_next() {
     let mut cluster = cluster("ps").await;
-    cluster.registered.wait_for(Option::is_some).await.unwrap();
+    cluster.until_registered().await;
     cluster.script.send_replace(Script { start: 70, jobs: vec![1, 2], newest_job: 2, takes: false });
     for job in [job(1), job(2)] {
         cluster.client.0.open(job.open_request(PARTITION)).await.unwrap();
@@ -209,7 +219,7 @@ async fn jobs_of_a_master_that_is_gone_make_room_for_those_of_the_next() {
 #[tokio::test]
 async fn a_checkpoint_is_reported_at_each_heartbeat_until_the_master_has_taken_it() {
     let mut cluster = cluster("ps").await;
-    cluster.registered.wait_for(Option::is_some).await.unwrap();
+    cluster.until_registered().await;
     let script = Script { start: 70, jobs: vec![1], newest_job: 1, takes: false };
     cluster.script.send_replace(script.clone());
     let checkpoint = serde_json::json!({ "url": "memory://ck", "every_steps": 1 });
@@ -238,7 +248,7 @@ async fn a_checkpoint_is_reported_at_each_heartbeat_until_the_master_has_taken_i
 async fn a_ps_that_is_told_to_leave_serves_until_the_master_lets_it_go_or_it_took_too_long() {
     for (drain, lets_go) in [(Duration::from_secs(3600), true), (Duration::from_millis(50), false)] {
         let mut cluster = cluster_with("ps", drain).await;
-        cluster.registered.wait_for(Option::is_some).await.unwrap();
+        cluster.until_registered().await;
         let script = Script { start: 70, jobs: vec![1], newest_job: 1, takes: false };
         cluster.script.send_replace(script.clone());
         let checkpoint = serde_json::json!({ "url": "memory://ck", "every_steps": 100 });
