@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -243,6 +244,22 @@ impl Device {
         }
         let _ = (dtype, handle);
         Err(Error::OnHost)
+    }
+
+    /// Lets operations that are called later wait for an event of a CUDA device, which another
+    /// library has recorded. The host does not wait, and the event is the caller's again. The
+    /// processor of the host waits for nothing.
+    ///
+    /// # Safety
+    /// It is an event of the driver (`CUevent`, or `cudaEvent_t`) of this device.
+    #[expect(unsafe_code, reason = "the event is known by its address alone")]
+    pub unsafe fn wait_for_foreign(&self, event: *mut c_void) {
+        #[cfg(feature = "cuda")]
+        if let Some(device) = &self.cuda {
+            // SAFETY: the caller's promise.
+            unsafe { device.wait_for_foreign(event) };
+        }
+        let _ = event;
     }
 
     /// Creates `len` zeros.

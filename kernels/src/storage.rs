@@ -179,7 +179,7 @@ impl Storage {
     /// If there are more or fewer values than elements.
     pub fn write(&mut self, values: Operand<'_>) {
         #[cfg(feature = "cuda")]
-        if let Memory::Device(buffer) = &mut self.memory {
+        if let Some(buffer) = self.device_mut() {
             return buffer.write(values.source());
         }
         match values {
@@ -194,7 +194,7 @@ impl Storage {
     /// If they do not fit.
     pub fn place(&mut self, begin: usize, values: &[u8]) {
         #[cfg(feature = "cuda")]
-        if let Memory::Device(buffer) = &mut self.memory {
+        if let Some(buffer) = self.device_mut() {
             return buffer.place(begin, values);
         }
         self.host_mut()[begin..begin + values.len()].copy_from_slice(values);
@@ -297,6 +297,16 @@ impl Storage {
         Ok(())
     }
 
+    /// Says that the values are as they shall be. Later [`read_part`](Self::read_part) waits only for
+    /// what a device was told so far, and not for what it is told meanwhile. The next change takes
+    /// this back.
+    pub fn seal(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some(buffer) = self.device_mut() {
+            buffer.seal();
+        }
+    }
+
     /// Copies some values to memory of the host, little-endian: floats in the type `wire`. `bytes`
     /// says which ones, as they lie here. They are there when this returns.
     ///
@@ -321,7 +331,7 @@ impl Storage {
     /// round.
     pub fn place_part(&mut self, begin: usize, from: &Self, part: Range<usize>) {
         #[cfg(feature = "cuda")]
-        if let (Memory::Device(to), Memory::Device(from)) = (&mut self.memory, &from.memory) {
+        if let (Some(to), Some(from)) = (self.device_mut(), from.on_any_device()) {
             return to.place_part(begin, from, &part);
         }
         self.host_mut()[begin..begin + part.len()].copy_from_slice(&from.host()[part]);
@@ -465,8 +475,16 @@ impl Storage {
     /// If the elements have another type.
     #[cfg(feature = "cuda")]
     pub(crate) fn elements_on_device(&mut self, dtype: DType) -> Option<&mut Buffer> {
+        let found = self.dtype;
+        self.device_mut().inspect(|_| assert_eq!(found, dtype, "elements of another type"))
+    }
+
+    /// Returns the memory of a device in which the elements lie, for writing. `None`: they lie on
+    /// the host.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn device_mut(&mut self) -> Option<&mut Buffer> {
         let Memory::Device(buffer) = &mut self.memory else { return None };
-        assert_eq!(self.dtype, dtype, "elements of another type");
+        buffer.change();
         Some(buffer)
     }
 

@@ -69,6 +69,13 @@ pub fn merge(role: TensorRole, wire: WireType, left: &mut Values, right: &Values
     }
 }
 
+/// Says that values are as they shall be, as [`Storage::seal`] does.
+pub fn seal(values: &mut Values) {
+    if let Some(storage) = on_device_mut(values) {
+        storage.seal();
+    }
+}
+
 /// Returns chunks with values on the host, those of parameters encoded as `wire`. It waits for the
 /// device of each. `None`: all lie on the host already, and are as they were.
 ///

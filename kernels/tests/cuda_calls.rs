@@ -1,4 +1,5 @@
-//! A step on a device makes as many launches, waits and allocations for many chunks as for one.
+//! A step on a device makes as many launches, waits and allocations for many chunks as for one. A
+//! read waits for nothing that the device was told after the values were sealed.
 //!
 //! The driver of `tests/cuda/driver.cpp` counts them.
 
@@ -7,6 +8,7 @@ use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
 use proto::placement::Layout;
 use proto::tensor::{DType, TensorSpec};
+use proto::wire::WireType;
 
 use self::fake::{Call, Driver};
 
@@ -68,6 +70,7 @@ fn a_step_makes_as_many_calls_for_many_chunks_as_for_one() {
         }
     }
     a_read_waits_once_for_many_chunks(driver, &device);
+    sealed_values_are_read_while_later_operations_wait(driver, &device);
     gradients_on_the_host_are_copied_a_few_at_a_time(driver, &device);
 }
 
@@ -196,6 +199,37 @@ fn a_read_waits_once_for_many_chunks(driver: &Driver, device: &Device) {
         assert_eq!([Call::Launch, Call::Wait, Call::Allocation].map(|call| driver.called(call)), [0, 1, 0]);
         assert!(read.iter().zip(&model.chunks).all(|(read, chunk)| read.bytes() == chunk.weights.bytes()));
     }
+}
+
+/// A backward pass goes on while gradients that it has made are sent.
+fn sealed_values_are_read_while_later_operations_wait(driver: &Driver, device: &Device) {
+    let floats: Vec<f32> = (0..700).map(|at| (at as f32 * 0.3).sin()).collect();
+    let mut here = Storage::from(floats.clone());
+    let mut there = device.zeros(DType::F32, floats.len()).expect("memory");
+    let mut later = device.zeros(DType::F32, floats.len()).expect("memory");
+    there.write(Operand::Payload(bytemuck::cast_slice(&floats)));
+    device.settle().expect("nothing failed");
+    let part = 4..4 * 600;
+    for wire in [WireType::F32, WireType::Bf16, WireType::F16] {
+        here.scale(0.7);
+        there.scale(0.7);
+        there.seal();
+        later.fill(3.0);
+        for _ in 0..2 {
+            let read = there.read_part(wire, part.clone()).expect("nothing failed");
+            assert!(read == here.read_part(wire, part.clone()).expect("the host"), "{wire:?}");
+            // Encoded values are given up on their stream when nobody waits any more.
+            let given_up = i64::from(wire.rounds());
+            assert_eq!(driver.waiting(), 1 + given_up, "the fill has not run, {wire:?}");
+        }
+    }
+    // What was sealed may change. Then a read waits for the change, which follows the fill.
+    here.scale(0.5);
+    there.scale(0.5);
+    assert!(there.read_part(WireType::F32, part.clone()).expect("nothing failed") == here.bytes()[part]);
+    assert_eq!(driver.waiting(), 1, "the fill has run");
+    device.settle().expect("nothing failed");
+    assert!(later.bytes() == Storage::from(vec![3.0; floats.len()]).bytes());
 }
 
 /// All gradients at once find no room on the device.

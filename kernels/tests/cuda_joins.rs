@@ -64,6 +64,9 @@ fn without_any_single_join_or_order_the_result_is_another() {
         (true, trained as Computation),
         (true, placed),
         (true, looked_up),
+        (true, sealed),
+        (true, taken_over),
+        (false, sealed),
         (true, crossed),
         (false, summed),
         (false, crossed),
@@ -190,6 +193,59 @@ fn placed(place: Option<&Place>) -> Vec<Vec<u32>> {
     let mut part = Storage::zeros(DType::F32, LENGTH);
     part.receive_part(&sum, 4 * LENGTH, 4 * LENGTH - 8).expect("it works");
     [values, sum, short, part].iter().map(bits).collect()
+}
+
+/// Reads sealed values while the device has other ones to compute, and changes them afterwards.
+fn sealed(place: Option<&Place>) -> Vec<Vec<u32>> {
+    let (mut values, mut later) = (zeros(place), zeros(place));
+    let mut found = Vec::new();
+    for number in 1..3 {
+        // What was read before is changed by this.
+        with_payload(LENGTH, 0.1 * number as f32, |payload| {
+            values.merge(Operand::Payload(payload), Merge::Sum(WireType::F32));
+        });
+        values.scale(0.3);
+        values.seal();
+        later.merge(Operand::Stored(&values), Merge::Sum(WireType::F32));
+        for wire in [WireType::F32, WireType::Bf16, WireType::F16] {
+            let part = values.read_part(wire, 4 * number..4 * (LENGTH - number)).expect("it works");
+            found.push(part.iter().map(|byte| u32::from(*byte)).collect());
+        }
+    }
+    // The reads have not waited for it.
+    drop(values);
+    found.push(bits(&later));
+    found
+}
+
+/// Takes over what another library computes on a stream of its own. The host waits for the end
+/// alone.
+#[expect(unsafe_code, reason = "another library of the process calls the driver too")]
+fn taken_over(place: Option<&Place>) -> Vec<Vec<u32>> {
+    use cudarc::driver::{result, sys};
+    const BYTES: usize = 4 * LENGTH;
+    let mut values = zeros(place);
+    let Some(Place { device, .. }) = place else {
+        values.place(0, &[63; BYTES]);
+        values.scale(0.3);
+        return vec![bits(&values)];
+    };
+    // SAFETY: nothing else knows of what is made here, and it is given up when nothing uses it.
+    unsafe {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking).expect("a stream");
+        let memory = result::malloc_sync(BYTES).expect("memory");
+        result::memset_d8_async(memory, 63, BYTES, stream).expect("it works");
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).expect("an event");
+        result::event::record(event, stream).expect("it works");
+        device.wait_for_foreign(event.cast());
+        result::event::destroy(event).expect("it works");
+        values.copy_from_foreign(memory);
+        values.scale(0.3);
+        let found = vec![bits(&values)];
+        result::stream::destroy(stream).expect("it works");
+        result::free_sync(memory).expect("it works");
+        found
+    }
 }
 
 /// Makes floats of bytes, as the inputs of a model are made. The bytes are others when the call

@@ -190,8 +190,9 @@ pub trait Model: Send {
     }
 }
 
-/// Receives gradients as they are made, each once: the number of the tensor, and its values.
-pub type TakeGradient<'a> = dyn FnMut(usize, Values) + 'a;
+/// Receives gradients as they are made, each once: the number of the tensor, and its values. A model
+/// may call it in other threads, one call at a time.
+pub type TakeGradient<'a> = dyn FnMut(usize, Values) + Send + 'a;
 
 /// Multiplies floats by `weight`: on their device, or into `memory` if it has room.
 pub(crate) fn weigh(values: &mut Values, weight: f32, memory: &dyn Allocator) {
@@ -226,7 +227,7 @@ pub enum Upcoming<'a> {
 }
 
 /// Gives a model memory for its gradients.
-pub trait Allocator: Send {
+pub trait Allocator: Send + Sync {
     /// `len` floats of any content, which belong to the caller. `None`: this memory has no room for
     /// them, or is not for so few; the caller uses its own.
     fn floats(&self, len: usize) -> Option<Values>;
@@ -306,17 +307,17 @@ impl Context {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
 
     /// Memory for some floats, which counts those that it gave.
-    struct Room(Cell<usize>);
+    struct Room(AtomicUsize);
 
     impl Allocator for Room {
         fn floats(&self, len: usize) -> Option<Values> {
             (len > 2).then(|| {
-                self.0.set(self.0.get() + len);
+                self.0.fetch_add(len, Ordering::Relaxed);
                 Values::F32(vec![f32::NAN; len])
             })
         }
@@ -325,7 +326,7 @@ mod tests {
     #[test]
     fn weighing_gives_the_same_bits_in_either_memory() {
         let from = [0.1, -3.0e-39, 1.5e38];
-        let (room, weight) = (Room(Cell::new(0)), 7.0);
+        let (room, weight) = (Room(AtomicUsize::new(0)), 7.0);
         for len in [0, 1, 3] {
             let [mut own, mut lent] = [(); 2].map(|()| Values::F32(from[..len].to_vec()));
             weigh(&mut own, weight, &OwnMemory);
@@ -334,7 +335,7 @@ mod tests {
             assert_eq!(bits(&own), bits(&lent));
             assert_eq!(own.as_f32().unwrap(), from[..len].iter().map(|v| v * weight).collect::<Vec<_>>());
         }
-        assert_eq!(room.0.get(), 3);
+        assert_eq!(room.0.load(Ordering::Relaxed), 3);
         let mut counter = Values::I64(vec![5, 6, 7]);
         weigh(&mut counter, weight, &room);
         assert_eq!(counter, Values::I64(vec![5, 6, 7]));

@@ -222,6 +222,25 @@ fn gradients_of_a_device_are_weighted_there() {
     assert!(weighted.values.iter().all(|values| matches!(values, Values::Device(_))));
 }
 
+#[test]
+fn a_gradient_is_read_while_the_rest_of_the_pass_waits() {
+    let Some((driven, driver)) = Driven::open_fake() else { return };
+    let network = NETWORKS[5];
+    let batch = batch(network, 9);
+    let mut here = build(network, Device::Cpu, &driven.devices);
+    let expected = here.weighted_gradients(&batch, 0, &OwnMemory).unwrap().values;
+    let (mut first, mut waiting) = (None, Vec::new());
+    let mut take = |tensor: usize, mut values: Values| {
+        kernels::values::seal(&mut values);
+        let (tensor, values) = first.get_or_insert((tensor, values));
+        assert!(bits(std::slice::from_ref(values)) == bits(&expected[*tensor..=*tensor]));
+        waiting.push(driver.waiting());
+    };
+    driven.build(network).gradients_as_made(&batch, 0, &OwnMemory, &mut take).unwrap();
+    // Each read finds more operations that nobody has waited for.
+    assert!(waiting.len() == expected.len() && waiting.is_sorted_by(|one, next| one < next), "{waiting:?}");
+}
+
 /// Returns what a model's error says.
 fn said<T: std::fmt::Debug>(result: Result<T, Error>) -> (String, Option<Fault>) {
     match result.unwrap_err() {

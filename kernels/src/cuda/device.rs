@@ -10,6 +10,8 @@
 //!   upload into other memory waits for what `compute` has been told so far.
 //! - A download runs on a third stream, which waits for what `compute` has been told so far. So
 //!   kernels that are queued later do not wait for it.
+//! - A download of sealed values waits only for what `compute` had been told when they were sealed.
+//!   It has a stream of its own, and so has the kernel that rounds them: nothing else waits there.
 //! - The tracking of cudarc's slices is not used: it does not order a second reader, or the first
 //!   use of memory on another stream.
 //! - A call of the driver that fails is kept until [`Device::settle`] is asked. From then on the
@@ -26,10 +28,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdevice_attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaStream};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+use proto::wire::WireType;
 
 use super::compiler;
-use super::launch::{Address, KERNELS, Queue, Shape};
+use super::launch::{self, Address, Cast, KERNELS, Queue, Shape};
 use super::memory::Buffer;
 use super::staging::{PIECE_BYTES, Staging};
 use crate::device::Listed;
@@ -51,6 +54,8 @@ pub struct Device {
     compute: Arc<CudaStream>,
     uploads: Arc<CudaStream>,
     downloads: Arc<CudaStream>,
+    /// Downloads of sealed values.
+    early: Arc<CudaStream>,
     module: sys::CUmodule,
     kernels: BTreeMap<&'static str, sys::CUfunction>,
     /// Whether memory is allocated in the order of a stream.
@@ -155,7 +160,7 @@ impl Device {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pooled = context.attribute(pools).map_err(failed("say its attributes"))? > 0;
         let stream = || context.new_stream().map_err(failed("make a stream"));
-        let (compute, uploads, downloads) = (stream()?, stream()?, stream()?);
+        let (compute, uploads, downloads, early) = (stream()?, stream()?, stream()?, stream()?);
 
         let module = compiler::load(major * 10 + minor, cache, |ptx| {
             let ptx = CString::new(ptx).unwrap_or_default();
@@ -181,6 +186,7 @@ impl Device {
             compute,
             uploads,
             downloads,
+            early,
             module,
             kernels,
             pooled,
@@ -207,20 +213,17 @@ impl Device {
         let sum = Buffer::zeros(self, left_bytes.len())?;
         let operands = [on_left.address(), on_right.address()];
         // SAFETY: all have one length, and nothing else knows of them.
-        unsafe {
-            super::launch::sum(
-                &**self,
-                proto::wire::WireType::F32,
-                operands,
-                sum.address(),
-                left.len() as u64,
-            )
-        }?;
+        unsafe { launch::sum(&**self, WireType::F32, operands, sum.address(), left.len() as u64) }?;
         let found = sum.read()?;
         let found = found.as_chunks().0.iter().map(|value| u32::from_le_bytes(*value)).collect::<Vec<_>>();
         let expected: Vec<_> =
             left.iter().zip(&right).map(|(left, right)| (left + right).to_bits()).collect();
         if found == expected { Ok(()) } else { Err(Error::Wrong { ordinal: self.ordinal, found, expected }) }
+    }
+
+    /// Returns the stream of all kernels.
+    pub(super) fn stream(&self) -> sys::CUstream {
+        self.compute.cu_stream()
     }
 
     /// Makes the device current on this thread.
@@ -481,6 +484,70 @@ impl Device {
         copied.map_err(|error| self.failed("send values", error))
     }
 
+    /// Returns the event of all operations so far.
+    pub(super) fn now(&self) -> Result<CudaEvent, Error> {
+        self.works()?;
+        self.compute.record_event(None).map_err(|error| self.failed("compute", error))
+    }
+
+    /// Drops an event.
+    pub(super) fn forget(&self, event: CudaEvent) {
+        self.aside("drop an event", || {
+            drop(event);
+            Ok(())
+        });
+    }
+
+    /// Copies f32 values in the type `wire` to memory of the host. It waits for the event `sealed`,
+    /// and not for operations after it.
+    ///
+    /// # Safety
+    /// The values of `to` lie at `from`, and have been written when the event comes. Nothing changes
+    /// or frees them before this returns.
+    pub(super) unsafe fn download_sealed(
+        &self,
+        sealed: &CudaEvent,
+        from: Address,
+        wire: WireType,
+        to: &mut [u8],
+    ) -> Result<(), Error> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        self.works()?;
+        let failed = |error| self.failed("send values", error);
+        self.early.wait(sealed).map_err(failed)?;
+        let encoded = match wire.rounds() {
+            true => Some(self.allocate_on(Some(&self.early), to.len())?),
+            false => None,
+        };
+        let encode = |encoded: Address| {
+            let early = OnStream { device: self, stream: &self.early };
+            // SAFETY: both have so many values, and nobody else knows of the new ones.
+            unsafe {
+                launch::cast(&early, Cast::Encode, wire, from, encoded, (to.len() / wire.size()) as u64)
+            }
+        };
+        let copied = encoded.map_or(Ok(()), encode).and_then(|()| {
+            let Address(from) = encoded.unwrap_or(from);
+            // SAFETY: the caller's promise, and the host waits for the copy.
+            let queued = unsafe { result::memcpy_dtoh_async(to, from, self.early.cu_stream()) };
+            // Also after a failure: other threads copy to their memory by this stream.
+            self.early.synchronize().and(queued).map_err(failed)
+        });
+        let freed = encoded.map_or(Ok(()), |Address(encoded)| {
+            // SAFETY: the memory is of this device, and what used it has run.
+            let freed = unsafe {
+                match self.pooled {
+                    true => result::free_async(encoded, self.early.cu_stream()),
+                    false => result::free_sync(encoded),
+                }
+            };
+            freed.map_err(|error| self.failed("free memory", error))
+        });
+        copied.and(freed)
+    }
+
     /// Makes the device current on this thread. A device that lacked memory for storage does
     /// nothing any more, because that storage has no address.
     fn works(&self) -> Result<(), Error> {
@@ -506,16 +573,37 @@ impl Queue for Device {
         shape: Shape,
         arguments: &mut [*mut c_void],
     ) -> Result<(), Error> {
-        self.works()?;
-        let Some(&function) = self.kernels.get(kernel) else {
+        // SAFETY: the caller's promise.
+        unsafe { OnStream { device: self, stream: &self.compute }.launch(kernel, shape, arguments) }
+    }
+}
+
+/// Runs kernels of a device on one of its streams.
+struct OnStream<'a> {
+    device: &'a Device,
+    stream: &'a CudaStream,
+}
+
+impl Queue for OnStream<'_> {
+    type Error = Error;
+
+    unsafe fn launch(
+        &self,
+        kernel: &'static str,
+        shape: Shape,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), Error> {
+        let device = self.device;
+        device.works()?;
+        let Some(&function) = device.kernels.get(kernel) else {
             let reason = format!("there is no kernel `{kernel}`");
-            return Err(Error::Failed { ordinal: self.ordinal, what: "compute", reason });
+            return Err(Error::Failed { ordinal: device.ordinal, what: "compute", reason });
         };
         let (blocks, threads, stream) =
-            ((shape.blocks, 1, 1), (shape.threads, 1, 1), self.compute.cu_stream());
+            ((shape.blocks, 1, 1), (shape.threads, 1, 1), self.stream.cu_stream());
         // SAFETY: the caller's promise.
         let launched = unsafe { result::launch_kernel(function, blocks, threads, 0, stream, arguments) };
-        launched.map_err(|error| self.failed("compute", error))
+        launched.map_err(|error| device.failed("compute", error))
     }
 }
 

@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{fmt, slice};
 
+use cudarc::driver::CudaEvent;
 use proto::tensor::{DType, ExternalMemory};
 use proto::wire::WireType;
 
@@ -24,6 +25,8 @@ pub(crate) struct Buffer {
     address: Address,
     bytes: usize,
     origin: Origin,
+    /// When the bytes had become what they are to stay. `None`: nobody has said so.
+    sealed: Option<CudaEvent>,
 }
 
 /// How memory came to be, which says how it is given up.
@@ -123,7 +126,7 @@ impl Buffer {
 
     /// Takes memory that is given up as its origin demands.
     pub(super) fn new(device: &Arc<Device>, address: Address, bytes: usize, origin: Origin) -> Self {
-        Self { device: device.clone(), address, bytes, origin }
+        Self { device: device.clone(), address, bytes, origin, sealed: None }
     }
 
     /// Allocates zeros. If the device has no memory for them, it has failed.
@@ -209,6 +212,22 @@ impl Buffer {
         Ok(())
     }
 
+    /// Says that the bytes stay as they are: [`encode_part`](Self::encode_part) waits for what the
+    /// device was told so far, and not for what it is told later.
+    pub(crate) fn seal(&mut self) {
+        match self.device.now() {
+            Ok(now) => self.sealed = Some(now),
+            Err(error) => self.device.note(Err(error)),
+        }
+    }
+
+    /// Says that the bytes change again.
+    pub(crate) fn change(&mut self) {
+        if let Some(sealed) = self.sealed.take() {
+            self.device.forget(sealed);
+        }
+    }
+
     /// Gives every f32 one value.
     pub(crate) fn fill(&mut self, value: f32) {
         let length = self.len(DType::F32);
@@ -284,6 +303,13 @@ impl Buffer {
     /// An operation failed.
     pub(crate) fn encode_part(&self, wire: WireType, part: &Range<usize>) -> Result<Vec<u8>, Error> {
         let from = self.at(part, DType::F32);
+        if let Some(sealed) = &self.sealed {
+            let mut values = vec![0; part.len() / DType::F32.size() * wire.size()];
+            // SAFETY: the values are inside the buffer, and nobody changes them before it returns.
+            let copied = unsafe { self.device.download_sealed(sealed, from, wire, &mut values) };
+            self.device.note(copied);
+            return self.device.check().map(|()| values);
+        }
         if !wire.rounds() {
             let mut values = vec![0; part.len()];
             return self.read_from(part.start, &mut values).map(|()| values);
@@ -472,6 +498,7 @@ impl Near<'_> {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        self.change();
         match self.origin {
             Origin::Own => self.device.free(self.address),
             Origin::Exported => self.device.free_apart(self.address),

@@ -144,6 +144,12 @@ impl Driver {
         unsafe { self.function::<unsafe extern "C" fn(c_int) -> c_long>(c"fake_called")(call as c_int) }
     }
 
+    /// Returns the number of operations that have not run yet.
+    pub fn waiting(&self) -> c_long {
+        // SAFETY: the type of the function in `driver.cpp`.
+        unsafe { self.function::<unsafe extern "C" fn() -> c_long>(c"fake_waiting")() }
+    }
+
     /// Returns whether a device is current on this thread.
     pub fn is_current(&self) -> bool {
         let mut context = std::ptr::null_mut();

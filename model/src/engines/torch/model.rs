@@ -32,6 +32,8 @@ pub(super) struct TorchModel<N> {
     network: N,
     /// Those of the network, and the loss scale if the job computes in f16.
     tensors: Vec<Named>,
+    /// The parameters, whose gradients are told as they are made.
+    hooked: shim::Hooked,
     /// Loaded state and counters, by their index among the tensors.
     loaded: Vec<(usize, Tensor)>,
     /// Weights whose memory parameters use.
@@ -55,10 +57,9 @@ impl<N: Network> TorchModel<N> {
         let named = |named: &Named| Named { spec: named.spec.clone(), tensor: named.tensor.shallow_clone() };
         let scale = (context.spec.model.autocast == Some(Autocast::F16)).then(loss_scale).transpose()?;
         let tensors: Vec<_> = network.tensors().iter().map(named).chain(scale).collect();
-        for (leaf, tensor) in parameters(&tensors).enumerate().filter(|(_, tensor)| tensor.requires_grad()) {
-            shim::hook(tensor, leaf)
-                .map_err(|reason| Error::Engine { what: "the network".to_owned(), reason })?;
-        }
+        let leaves = parameters(&tensors).enumerate().filter(|(_, tensor)| tensor.requires_grad());
+        let hooked = shim::Hooked::new(leaves)
+            .map_err(|reason| Error::Engine { what: "the network".to_owned(), reason })?;
         let state = tensors.iter().enumerate().filter(|(_, named)| !is_parameter(named));
         let keep = |(index, named): (usize, &Named)| {
             let kept = named.tensor.f_zeros_like()?;
@@ -70,6 +71,7 @@ impl<N: Network> TorchModel<N> {
             shared: Vec::new(),
             network,
             tensors,
+            hooked,
             spec: context.spec.model.clone(),
             device: device(context.device),
             on_device: OnDevice::of(context),
@@ -132,7 +134,7 @@ impl<N: Network> TorchModel<N> {
     }
 
     /// One microbatch; the parameters' gradients are multiplied by `weight`, into `memory` if it
-    /// has room. On the CPU `take` gets each as soon as it is final. Returns the mean loss.
+    /// has room. `take` gets each as soon as it is final. Returns the mean loss.
     fn train(
         &mut self,
         batch: &Batch,
@@ -155,22 +157,12 @@ impl<N: Network> TorchModel<N> {
                 (loss.map_err(failed)?, weight / scale)
             }
         };
-        if self.device == tch::Device::Cpu {
-            self.backward(&scaled, weight, memory, take)?;
-        } else {
-            let parameters: Vec<&Tensor> = parameters(&self.tensors).collect();
-            let gradients = Tensor::f_run_backward(&[&scaled], &parameters, false, false).map_err(failed)?;
-            let values = match &self.on_device {
-                Some(on_device) => self.left_on(on_device, gradients, weight)?,
-                None => self.fetched(gradients, weight, memory)?,
-            };
-            values.into_iter().enumerate().for_each(|(tensor, values)| take(tensor, values));
-        }
+        self.backward(&scaled, weight, memory, take)?;
         Ok(loss.f_double_value(&[]).map_err(failed)? as f32)
     }
 
-    /// Computes gradients times `weight` on the CPU, which `take` gets as they are made, and the
-    /// new state, which it gets in the end.
+    /// Computes gradients times `weight`, which `take` gets as they are made, and the new state,
+    /// which it gets in the end.
     fn backward(
         &self,
         loss: &Tensor,
@@ -178,72 +170,68 @@ impl<N: Network> TorchModel<N> {
         memory: &dyn Allocator,
         take: &mut TakeGradient<'_>,
     ) -> Result<()> {
-        let failed = failed("gradients");
-        let leaves: Vec<_> =
-            self.tensors.iter().enumerate().filter(|(_, named)| is_parameter(named)).collect();
+        let leaves = |index: &usize| is_parameter(&self.tensors[*index]);
+        let leaves: Vec<_> = (0..self.tensors.len()).filter(leaves).collect();
         let mut left: BTreeSet<usize> = (0..self.tensors.len()).collect();
         let mut result = Ok(());
+        // Gradients that are still in use on the device, or are fetched in the end.
+        let mut kept = Vec::new();
+        let (device, on_device) = (self.device, self.on_device.as_ref());
         let mut made = |leaf: usize, gradient: Tensor| {
-            let tensor = leaves[leaf].0;
+            let tensor = leaves[leaf];
             if !gradient.defined() || result.is_err() || !left.remove(&tensor) {
                 return;
             }
-            match read_weighted(&gradient, weight, memory) {
+            let values = match on_device {
+                Some(on_device) => on_device.copied(&gradient, weight).map(|(values, read)| {
+                    kept.push((tensor, read));
+                    values
+                }),
+                None if device == tch::Device::Cpu => {
+                    read_weighted(&gradient, weight, memory).map_err(failed("gradients"))
+                }
+                None => return kept.push((tensor, gradient)),
+            };
+            match values {
                 Ok(values) => take(tensor, values),
                 Err(error) => result = Err(error),
             }
         };
-        let tensors: Vec<_> = leaves.iter().map(|(_, named)| &named.tensor).collect();
-        shim::backward(loss, &tensors, &mut made)
-            .map_err(|reason| Error::Engine { what: "gradients".to_owned(), reason })?;
-        result.map_err(failed)?;
-        for tensor in left {
-            let Named { spec, tensor: values } = &self.tensors[tensor];
-            // A parameter that is left took no part in the loss.
-            let values = if is_parameter(&self.tensors[tensor]) { Ok(spec.zeros()) } else { read(values) };
+        let tensors: Vec<_> = leaves.iter().map(|&leaf| &self.tensors[leaf].tensor).collect();
+        let passed = self.hooked.backward(loss, &tensors, &mut made);
+        // Also after a failure: copies of what was made are under way.
+        let settled = on_device.map_or(Ok(()), OnDevice::settle_gradients);
+        passed.map_err(|reason| Error::Engine { what: "gradients".to_owned(), reason })?;
+        result.and(settled)?;
+        if on_device.is_none() {
+            for (tensor, gradient) in kept {
+                take(tensor, read_weighted(&gradient, weight, memory).map_err(failed("gradients"))?);
+            }
+        }
+        self.rest(&left, take)
+    }
+
+    /// Hands over the new state, and zeros for parameters that took no part in the loss.
+    fn rest(&self, left: &BTreeSet<usize>, take: &mut TakeGradient<'_>) -> Result<()> {
+        let failed = failed("gradients");
+        let named = || left.iter().map(|&index| (index, &self.tensors[index]));
+        let is_there =
+            |(_, named): &(usize, &Named)| self.on_device.is_some() && named.spec.dtype() == DType::F32;
+        // A sum has its two values in one memory, so all floats stay on the device.
+        if let Some(on_device) = &self.on_device {
+            let floats = named().filter(is_there).map(|(_, named)| match is_parameter(named) {
+                true => named.tensor.f_zeros_like(),
+                false => Ok(named.tensor.shallow_clone()),
+            });
+            let floats = floats.collect::<tch::Result<Vec<_>>>().map_err(failed)?;
+            let values = on_device.read(&floats)?;
+            named().filter(is_there).zip(values).for_each(|((tensor, _), values)| take(tensor, values));
+        }
+        for (tensor, named) in named().filter(|named| !is_there(named)) {
+            let values = if is_parameter(named) { Ok(named.spec.zeros()) } else { read(&named.tensor) };
             take(tensor, values.map_err(failed)?);
         }
         Ok(())
-    }
-
-    /// Returns gradients times `weight` and new state, in memory of the host.
-    fn fetched(&self, gradients: Vec<Tensor>, weight: f32, memory: &dyn Allocator) -> Result<Vec<Values>> {
-        let mut gradients = gradients.into_iter();
-        let values = self.tensors.iter().map(|named| match is_parameter(named) {
-            true => match gradients.next().filter(Tensor::defined) {
-                Some(gradient) => read_weighted(&gradient, weight, memory),
-                // It took no part in the loss.
-                None => Ok(named.spec.zeros()),
-            },
-            false => read(&named.tensor),
-        });
-        values.collect::<tch::Result<_>>().map_err(failed("gradients"))
-    }
-
-    /// Returns gradients times `weight` and new state. All floats stay on the device: a sum has its
-    /// two values in one memory.
-    fn left_on(&self, on_device: &OnDevice, gradients: Vec<Tensor>, weight: f32) -> Result<Vec<Values>> {
-        let failed = failed("gradients");
-        let tensors = &self.tensors;
-        let mut gradients = gradients.into_iter();
-        let float = |named: &Named| match named.spec.role {
-            TensorRole::Parameter => match gradients.next().filter(Tensor::defined) {
-                Some(gradient) => gradient.f_mul_scalar(f64::from(weight)),
-                // It took no part in the loss.
-                None => named.tensor.f_zeros_like(),
-            },
-            TensorRole::State | TensorRole::Counter | TensorRole::Register | TensorRole::LossScale => {
-                Ok(named.tensor.shallow_clone())
-            }
-        };
-        let floats = tensors.iter().filter(|named| named.spec.dtype() == DType::F32).map(float);
-        let floats = floats.collect::<tch::Result<Vec<_>>>().map_err(failed)?;
-        let mut floats = on_device.read(&floats)?.into_iter();
-        let value = |named: &Named| match named.spec.dtype() {
-            DType::F32 => Ok(floats.next().expect("one for each tensor of floats")),
-            DType::I64 => read(&named.tensor),
-        };
-        tensors.iter().map(value).collect::<tch::Result<_>>().map_err(failed)
     }
 
     fn train_and_restore(
@@ -372,7 +360,7 @@ impl<N: Network> Model for TorchModel<N> {
         self.all(batch, key, batch.samples as f32, memory)
     }
 
-    /// Hands over each gradient as soon as it is final, if the network is on the CPU.
+    /// Hands over each gradient as soon as it is final.
     fn gradients_as_made(
         &mut self,
         batch: &Batch,

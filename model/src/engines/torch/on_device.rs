@@ -1,8 +1,9 @@
 //! Weights and gradients of a network on a CUDA device, which cross within the device between
 //! tensors of libtorch and memory of the kernels (ADR 62).
 //!
-//! Always true here: the streams of the two do not wait for each other. So the host waits for
-//! libtorch before the kernels touch a tensor, and for the kernels before libtorch touches it.
+//! Always true here: the streams of the two do not wait for each other by themselves. Before the
+//! kernels touch a tensor, the host waits for libtorch, or they wait for an event of libtorch. And
+//! the host waits for the kernels before libtorch touches it, or its memory.
 //!
 //! No line of this file has run on a real device.
 #![expect(unsafe_code, reason = "the kernels reach a tensor by its address")]
@@ -13,10 +14,13 @@ use proto::tensor::{DType, Values};
 use tch::{Kind, Tensor};
 
 use super::network::failed;
+use super::shim::Event;
 use crate::device::Device as Chosen;
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::model::Context;
+
+const GRADIENTS: &str = "copy gradients within the device";
 
 /// The device of a network, as the kernels see it.
 #[derive(Debug)]
@@ -45,14 +49,46 @@ impl OnDevice {
         &self.device
     }
 
+    /// Returns a copy of a gradient times `weight` in memory of the kernels, which have it when they
+    /// have waited for libtorch. The host waits for neither. The tensor is for the caller to keep
+    /// until it has [settled](Self::settle_gradients): the copy reads it.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or failed.
+    pub(super) fn copied(&self, gradient: &Tensor, weight: f32) -> Result<(Values, Tensor)> {
+        let failed = failed(GRADIENTS);
+        let weighted = gradient.f_mul_scalar(f64::from(weight)).and_then(|tensor| flat(&tensor));
+        let weighted = weighted.map_err(failed)?;
+        let engine = |reason| Error::Engine { what: GRADIENTS.to_owned(), reason };
+        let mut storage =
+            self.device.zeros(DType::F32, weighted.numel()).map_err(|error| engine(error.to_string()))?;
+        let made = Event::now(tch::Device::Cuda(self.index as usize)).map_err(engine)?;
+        // SAFETY: an event of this device. So many contiguous floats lie there when it has come, and
+        // the caller keeps them.
+        unsafe {
+            self.device.wait_for_foreign(made.handle());
+            storage.copy_from_foreign(address(&weighted));
+        }
+        Ok((storage.into(), weighted))
+    }
+
+    /// Waits until all gradients so far were copied.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn settle_gradients(&self) -> Result<()> {
+        self.settle(GRADIENTS)
+    }
+
     /// Returns copies of floats in memory of the kernels.
     ///
     /// # Errors
     /// The device has too little free memory, or failed.
     pub(super) fn read(&self, tensors: &[Tensor]) -> Result<Vec<Values>> {
-        const WHAT: &str = "copy gradients within the device";
-        let flat = |tensor: &Tensor| tensor.f_detach()?.f_to_kind(Kind::Float)?.f_contiguous();
-        let flat: Vec<_> = tensors.iter().map(flat).collect::<tch::Result<_>>().map_err(failed(WHAT))?;
+        if tensors.is_empty() {
+            return Ok(Vec::new());
+        }
+        let flat: Vec<_> = tensors.iter().map(flat).collect::<tch::Result<_>>().map_err(failed(GRADIENTS))?;
         tch::Cuda::synchronize(self.index);
         let copy = |tensor: &Tensor| {
             let mut storage = self.device.zeros(DType::F32, tensor.numel())?;
@@ -62,8 +98,8 @@ impl OnDevice {
             Ok(Values::from(storage))
         };
         let copies = flat.iter().map(copy).collect::<Result<_, kernels::Error>>();
-        self.settle(WHAT)?;
-        copies.map_err(|error| Error::Engine { what: WHAT.to_owned(), reason: error.to_string() })
+        self.settle(GRADIENTS)?;
+        copies.map_err(|error| Error::Engine { what: GRADIENTS.to_owned(), reason: error.to_string() })
     }
 
     /// Copies floats from memory of the kernels to tensors, each contiguous and as long.
@@ -121,6 +157,11 @@ impl OnDevice {
         let failed = |error| Error::Engine { what: what.to_owned(), reason: fault::of_failed(&error) };
         self.device.settle().map_err(failed)
     }
+}
+
+/// Returns the elements as contiguous floats, without a history.
+fn flat(tensor: &Tensor) -> tch::Result<Tensor> {
+    tensor.f_detach()?.f_to_kind(Kind::Float)?.f_contiguous()
 }
 
 /// Returns where the elements of a tensor lie.

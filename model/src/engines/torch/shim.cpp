@@ -8,6 +8,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <sstream>
 #include <string>
@@ -22,6 +23,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
+#include <c10/core/Event.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/jit/codegen/fuser/interface.h>
 #include <torch/csrc/jit/passes/inliner.h>
@@ -387,18 +389,28 @@ void allow_tf32(bool allowed) {
 // Who hears of gradients: takes over the tensor, and answers whether to go on.
 using Made = bool (*)(void* context, size_t leaf, at::Tensor* gradient);
 
+// Hears of the gradients of a model while its backward pass runs. libtorch runs the pass of the CPU in the thread that asks for it, and
+// that of a device in a thread of its own.
 struct Listener {
+  std::mutex lock;
   Made made = nullptr;
   void* context = nullptr;
+
+  void set(Made to, void* with) {
+    const std::lock_guard<std::mutex> locked(lock);
+    made = to;
+    context = with;
+  }
 };
 
-// That of the backward pass which this thread runs. libtorch runs the pass of a CPU in the thread that asks for it.
-thread_local Listener listener;
+// The hooks of the leaves have it too.
+using Hooked = std::shared_ptr<Listener>;
 
-// Sets the listener for the time of a call.
+// Lets a listener hear for the time of a call.
 struct Listening {
-  Listening(Made made, void* context) { listener = {made, context}; }
-  ~Listening() { listener = {}; }
+  Listener& listener;
+  Listening(Listener& listener, Made made, void* context) : listener(listener) { listener.set(made, context); }
+  ~Listening() { listener.set(nullptr, nullptr); }
 };
 
 c10::Device device_of(int index) {
@@ -548,25 +560,49 @@ char* ebb_arguments(const Script* script, char** out) {
 // Whether `forward` may draw random numbers.
 bool ebb_draws(const Script* script) { return script->effects.draws; }
 
-// From now on `ebb_backward` tells the gradient of this leaf, by its number. Hooks of a tensor are never removed, so this is called once.
-char* ebb_hook(const at::Tensor* leaf, size_t number) {
+// What hears of the gradients of one model; for `ebb_unhook`.
+char* ebb_listener(Hooked** out) {
+  return guard([&] { *out = new Hooked(std::make_shared<Listener>()); });
+}
+
+void ebb_unhook(Hooked* hooked) { delete hooked; }
+
+// From now on `ebb_backward` with this listener tells the gradient of this leaf, by its number. Hooks of a tensor are never removed, so
+// this is called once.
+char* ebb_hook(const Hooked* hooked, const at::Tensor* leaf, size_t number) {
   return guard([&] {
-    leaf->register_hook([number](const at::Tensor& gradient) {
-      if (listener.made == nullptr) return;
-      if (!listener.made(listener.context, number, new at::Tensor(gradient))) throw std::runtime_error("a gradient was not taken");
+    leaf->register_hook([listener = *hooked, number](const at::Tensor& gradient) {
+      const std::lock_guard<std::mutex> locked(listener->lock);
+      if (listener->made == nullptr) return;
+      if (!listener->made(listener->context, number, new at::Tensor(gradient))) throw std::runtime_error("a gradient was not taken");
     });
   });
 }
 
-// Computes the gradients of a loss for leaves on the CPU. `made` gets each as soon as all that adds to it was added, in this thread.
-char* ebb_backward(const at::Tensor* loss, const at::Tensor* const* leaves, size_t count, Made made, void* context) {
+// Computes the gradients of a loss for leaves. `made` gets each as soon as all that adds to it was added: on the CPU in this thread, and
+// on a device in others, one call at a time. There the device has not computed it yet.
+char* ebb_backward(
+    const Hooked* hooked, const at::Tensor* loss, const at::Tensor* const* leaves, size_t count, Made made, void* context) {
   return guard([&] {
     torch::autograd::variable_list inputs;
     for (size_t i = 0; i < count; i++) inputs.push_back(*leaves[i]);
-    const Listening listening(made, context);
+    const Listening listening(**hooked, made, context);
     torch::autograd::grad({*loss}, inputs, {}, /*retain_graph=*/false, /*create_graph=*/false, /*allow_unused=*/true);
   });
 }
+
+// An event of what this thread has told a CUDA device so far. `handle` is what the driver calls it. For `ebb_drop_event`.
+char* ebb_event(int device, c10::Event** out, void** handle) {
+  return guard([&] {
+    const auto on = device_of(device);
+    auto event = std::make_unique<c10::Event>(on.type());
+    event->record(c10::impl::VirtualGuardImpl(on.type()).getStream(on));
+    *handle = event->eventId();
+    *out = event.release();
+  });
+}
+
+void ebb_drop_event(c10::Event* event) { delete event; }
 
 // Calls `forward` with `count` inputs: one after the other (`how` 0), by their names (1), or as one dictionary (2). Without labels it
 // gives `outputs` and leaves `loss`. Labels come after the inputs, or as `labels` among names, and then it gives both.

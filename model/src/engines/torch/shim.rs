@@ -22,6 +22,16 @@ struct RawScript {
     _opaque: [u8; 0],
 }
 
+#[repr(C)]
+struct RawHooked {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+struct RawEvent {
+    _opaque: [u8; 0],
+}
+
 // SAFETY: these are the functions of `shim.cpp`, with its types.
 unsafe extern "C" {
     fn ebb_free(memory: *mut c_void);
@@ -58,8 +68,13 @@ unsafe extern "C" {
         loss: *mut *mut RawTensor,
         outputs: *mut *mut RawTensor,
     ) -> *mut c_char;
-    fn ebb_hook(leaf: *const RawTensor, number: usize) -> *mut c_char;
+    fn ebb_listener(out: *mut *mut RawHooked) -> *mut c_char;
+    fn ebb_unhook(hooked: *mut RawHooked);
+    fn ebb_hook(hooked: *const RawHooked, leaf: *const RawTensor, number: usize) -> *mut c_char;
+    fn ebb_event(device: i32, out: *mut *mut RawEvent, handle: *mut *mut c_void) -> *mut c_char;
+    fn ebb_drop_event(event: *mut RawEvent);
     fn ebb_backward(
+        hooked: *const RawHooked,
         loss: *const RawTensor,
         leaves: *const *const RawTensor,
         count: usize,
@@ -168,34 +183,95 @@ fn index(device: tch::Device) -> Result<i32, String> {
     }
 }
 
-/// Lets [`backward`] tell the gradient of a leaf, by its number. Once for each leaf.
-pub(super) fn hook(leaf: &Tensor, number: usize) -> Result<(), String> {
-    // SAFETY: the tensor is alive.
-    result(unsafe { ebb_hook(leaf.as_ptr().cast(), number) })
+/// What hears of gradients: the number of the leaf, and its gradient. On a device it is called in
+/// other threads, one call at a time.
+type Made<'a> = dyn FnMut(usize, Tensor) + Send + 'a;
+
+/// The leaves of one model, whose gradients are told as they are made.
+#[derive(Debug)]
+pub(super) struct Hooked(NonNull<RawHooked>);
+
+// SAFETY: it is a reference-counted pointer, and what it leads to has a lock.
+unsafe impl Send for Hooked {}
+
+impl Hooked {
+    /// Hooks leaves, each with its number. A leaf is hooked once in its life.
+    pub(super) fn new<'a>(leaves: impl IntoIterator<Item = (usize, &'a Tensor)>) -> Result<Self, String> {
+        let mut hooked = ptr::null_mut();
+        // SAFETY: without error `hooked` is ours.
+        result(unsafe { ebb_listener(&raw mut hooked) })?;
+        let hooked = Self(NonNull::new(hooked).ok_or("libtorch gave no listener")?);
+        for (number, leaf) in leaves {
+            // SAFETY: both are alive.
+            result(unsafe { ebb_hook(hooked.0.as_ptr(), leaf.as_ptr().cast(), number) })?;
+        }
+        Ok(hooked)
+    }
+
+    /// Computes the gradients of a loss for leaves. `made` gets that of each hooked leaf as soon as
+    /// all that adds to it was added: on the CPU in this thread, with its values. On a device the
+    /// values come later, see [`Event`]. A leaf that took no part in the loss has none.
+    pub(super) fn backward(
+        &self,
+        loss: &Tensor,
+        leaves: &[&Tensor],
+        mut made: &mut Made<'_>,
+    ) -> Result<(), String> {
+        extern "C" fn tell(context: *mut c_void, leaf: usize, gradient: *mut RawTensor) -> bool {
+            let telling = || {
+                // SAFETY: `backward` waits for the call and gave `made`, which nobody else uses
+                // now. The gradient is ours.
+                let (made, gradient) = unsafe { (&mut *context.cast::<&mut Made<'_>>(), own(gradient)) };
+                if let Some(gradient) = gradient {
+                    made(leaf, gradient);
+                }
+            };
+            // A panic must not cross C++.
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(telling)).is_ok()
+        }
+        let leaves: Vec<*const RawTensor> = leaves.iter().map(|leaf| leaf.as_ptr().cast()).collect();
+        let (hooked, context) = (self.0.as_ptr(), (&raw mut made).cast());
+        let (loss, count) = (loss.as_ptr().cast(), leaves.len());
+        // SAFETY: all are alive, and nothing calls `made` after the call.
+        result(unsafe { ebb_backward(hooked, loss, leaves.as_ptr(), count, tell, context) })
+    }
 }
 
-/// What hears of gradients: the number of the leaf, and its gradient.
-type Made<'a> = dyn FnMut(usize, Tensor) + 'a;
-
-/// Computes the gradients of a loss for leaves on the CPU, which are hooked. `made` gets each as
-/// soon as it is final, in this thread. A leaf that took no part in the loss has none.
-pub(super) fn backward(loss: &Tensor, leaves: &[&Tensor], mut made: &mut Made<'_>) -> Result<(), String> {
-    extern "C" fn tell(context: *mut c_void, leaf: usize, gradient: *mut RawTensor) -> bool {
-        let telling = || {
-            // SAFETY: `backward` waits for the call and gave `made`, which nobody else uses now.
-            // The gradient is ours.
-            let (made, gradient) = unsafe { (&mut *context.cast::<&mut Made<'_>>(), own(gradient)) };
-            if let Some(gradient) = gradient {
-                made(leaf, gradient);
-            }
-        };
-        // A panic must not cross C++.
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(telling)).is_ok()
+impl Drop for Hooked {
+    fn drop(&mut self) {
+        // SAFETY: it is ours. The hooks have the listener as long as the leaves live.
+        unsafe { ebb_unhook(self.0.as_ptr()) }
     }
-    let leaves: Vec<*const RawTensor> = leaves.iter().map(|leaf| leaf.as_ptr().cast()).collect();
-    let context = (&raw mut made).cast();
-    // SAFETY: the tensors are alive, and `made` lives as long as the call.
-    result(unsafe { ebb_backward(loss.as_ptr().cast(), leaves.as_ptr(), leaves.len(), tell, context) })
+}
+
+/// An event on a CUDA device.
+#[derive(Debug)]
+pub(super) struct Event {
+    event: NonNull<RawEvent>,
+    handle: *mut c_void,
+}
+
+impl Event {
+    /// Records an event of what this thread has told a device so far.
+    pub(super) fn now(device: tch::Device) -> Result<Self, String> {
+        let (mut event, mut handle) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: without error `event` is ours.
+        result(unsafe { ebb_event(index(device)?, &raw mut event, &raw mut handle) })?;
+        let event = NonNull::new(event).ok_or("libtorch gave no event")?;
+        Ok(Self { event, handle })
+    }
+
+    /// Returns what the driver calls it: a `CUevent`, as long as this lives.
+    pub(super) const fn handle(&self) -> *mut c_void {
+        self.handle
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: it is ours. A stream that waits for it goes on waiting.
+        unsafe { ebb_drop_event(self.event.as_ptr()) }
+    }
 }
 
 /// An attribute of a script that matters for training.
