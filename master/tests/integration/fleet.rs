@@ -157,14 +157,23 @@ async fn heartbeats_renew_leases_and_tell_which_are_lost() {
 async fn an_answer_that_never_arrived_is_given_to_another_soon() {
     let cluster = Cluster::with(|options| {
         options.heartbeat = Duration::from_millis(50);
+        options.death = Duration::from_secs(2);
     })
     .await;
     let _ps = FakePs::start(&cluster.url, "ps-0").await;
     let (mut a, mut b) = (Worker::join(&cluster, "a").await, Worker::join(&cluster, "b").await);
     cluster.submit(&job(|_| ()), &[]).await.expect("a good job");
     let lost = a.lease().await;
-    let found = b.lease().await;
+    // Both live, and `a` never names the lease.
+    let found = loop {
+        a.beat(&[], false).await;
+        b.beat(&[], false).await;
+        if let Some(found) = b.maybe_lease(Duration::from_millis(50)).await {
+            break found;
+        }
+    };
     assert_eq!((found.work, found.attempt), (lost.work, 2));
+    a.beat(&[], false).await;
 }
 
 #[tokio::test]

@@ -60,8 +60,8 @@ pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
 }
 
 /// Returns options of a master with this data folder. A scripted worker sends no heartbeats of its
-/// own, so a lease ends unless the worker uses it within `death`. This time and a heartbeat therefore
-/// take longer than a loaded machine needs for that.
+/// own, so a lease ends unless the worker uses it within `death`. This time and a heartbeat
+/// therefore take longer than a loaded machine needs for that.
 fn patient(data_dir: &Path) -> Options {
     Options {
         data_dir: data_dir.to_owned(),
