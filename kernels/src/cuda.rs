@@ -46,6 +46,7 @@ pub(crate) mod update;
 #[cfg(feature = "cuda")]
 pub use self::device::Device;
 #[cfg(feature = "cuda")]
+pub use self::foreign::ForeignEvent;
 pub use self::ipc::{Handle, Opened, Part};
 #[cfg(feature = "cuda")]
 pub use crate::error::Error;

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use proto::tensor::{DType, ExternalMemory};
 
-use crate::Opened;
 #[cfg(feature = "cuda")]
 use crate::cuda::{self, memory::Pinned, registered::Registered};
 use crate::error::Error;
 use crate::storage::{Operand, Storage};
+use crate::{ForeignEvent, Opened};
 
 /// A part of memory that another process has exported begins at a multiple of so many bytes. CUDA
 /// aligns what it allocates so.
@@ -246,20 +246,23 @@ impl Device {
         Err(Error::OnHost)
     }
 
-    /// Lets operations that are called later wait for an event of a CUDA device, which another
-    /// library has recorded. The host does not wait, and the event is the caller's again. The
-    /// processor of the host waits for nothing.
+    /// Returns an event of a CUDA device that another library has recorded, to be waited for. The
+    /// caller may drop its own then.
+    ///
+    /// # Errors
+    /// It is the processor of the host, or the device failed.
     ///
     /// # Safety
     /// It is an event of the driver (`CUevent`, or `cudaEvent_t`) of this device.
     #[expect(unsafe_code, reason = "the event is known by its address alone")]
-    pub unsafe fn wait_for_foreign(&self, event: *mut c_void) {
+    pub unsafe fn foreign(&self, event: *mut c_void) -> Result<ForeignEvent, Error> {
         #[cfg(feature = "cuda")]
         if let Some(device) = &self.cuda {
             // SAFETY: the caller's promise.
-            unsafe { device.wait_for_foreign(event) };
+            return unsafe { ForeignEvent::new(device, event) };
         }
         let _ = event;
+        Err(Error::OnHost)
     }
 
     /// Creates `len` zeros.

@@ -45,7 +45,7 @@ mod update;
 pub mod values;
 
 #[cfg(feature = "cuda")]
-pub use cuda::{Opened, Part};
+pub use cuda::{ForeignEvent, Opened, Part};
 pub use device::Device;
 pub use error::Error;
 pub use groups::{Optimizers, Updates};
@@ -55,5 +55,5 @@ pub use norm::Squares;
 pub use optimizer::{Optimizer, Update};
 pub use storage::{Operand, Slot, Storage};
 #[cfg(not(feature = "cuda"))]
-pub use unopened::{Opened, Part};
+pub use unopened::{ForeignEvent, Opened, Part};
 pub use update::{Gradient, Measurement, Pass};

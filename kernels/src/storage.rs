@@ -297,14 +297,20 @@ impl Storage {
         Ok(())
     }
 
-    /// Says that the values are as they shall be. Later [`read_part`](Self::read_part) waits only for
-    /// what a device was told so far, and not for what it is told meanwhile. The next change takes
-    /// this back.
+    /// Marks the values as final: [`read_part`](Self::read_part) waits only for what a device was
+    /// told so far, and not for what it is told later. The next change removes the mark.
     pub fn seal(&mut self) {
         #[cfg(feature = "cuda")]
         if let Some(buffer) = self.device_mut() {
             buffer.seal();
         }
+    }
+
+    /// Removes the mark of [`seal`](Self::seal), before what is called by its address changes the
+    /// values.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn unseal(&mut self) {
+        let _ = self.device_mut();
     }
 
     /// Copies some values to memory of the host, little-endian: floats in the type `wire`. `bytes`

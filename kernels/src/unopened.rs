@@ -1,11 +1,27 @@
-//! Memory of another process on a CUDA device, in a program without CUDA: there is none.
+//! Memory of another process, and events of another library, on a CUDA device, in a program without
+//! CUDA: there are none.
 
 use std::ops::Deref;
 use std::sync::Arc;
 
 use proto::tensor::DType;
 
+use crate::error::Error;
 use crate::storage::{Operand, Storage};
+
+/// An event of another library, which no value can have here.
+#[derive(Debug)]
+pub struct ForeignEvent(Never);
+
+impl ForeignEvent {
+    /// Sleeps until the event has come.
+    ///
+    /// # Errors
+    /// None.
+    pub const fn wait(&self) -> Result<(), Error> {
+        match self.0 {}
+    }
+}
 
 /// Memory that another process has exported, which no value can have here.
 #[derive(Debug)]

@@ -69,7 +69,7 @@ pub fn merge(role: TensorRole, wire: WireType, left: &mut Values, right: &Values
     }
 }
 
-/// Says that values are as they shall be, as [`Storage::seal`] does.
+/// Marks values as final, as [`Storage::seal`] does.
 pub fn seal(values: &mut Values) {
     if let Some(storage) = on_device_mut(values) {
         storage.seal();

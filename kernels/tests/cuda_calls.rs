@@ -3,6 +3,8 @@
 //!
 //! The driver of `tests/cuda/driver.cpp` counts them.
 
+use std::ffi::CStr;
+
 use kernels::{Device, Error, Gradient, Measurement, Operand, Optimizer, Pass, Slot, Storage, Update};
 use proto::ids::ChunkId;
 use proto::optimizer::{OptimizerKind, OptimizerSpec};
@@ -71,6 +73,7 @@ fn a_step_makes_as_many_calls_for_many_chunks_as_for_one() {
     }
     a_read_waits_once_for_many_chunks(driver, &device);
     sealed_values_are_read_while_later_operations_wait(driver, &device);
+    a_sealed_read_that_fails_is_an_error_and_too_little_memory_disturbs_nothing(driver);
     gradients_on_the_host_are_copied_a_few_at_a_time(driver, &device);
 }
 
@@ -230,6 +233,54 @@ fn sealed_values_are_read_while_later_operations_wait(driver: &Driver, device: &
     assert_eq!(driver.waiting(), 1, "the fill has run");
     device.settle().expect("nothing failed");
     assert!(later.bytes() == Storage::from(vec![3.0; floats.len()]).bytes());
+}
+
+/// What fails during a read of sealed values is told, or the values are right.
+fn a_sealed_read_that_fails_is_an_error_and_too_little_memory_disturbs_nothing(driver: &Driver) {
+    const OUT_OF_MEMORY: i32 = 2;
+    const ILLEGAL_ADDRESS: i32 = 700;
+    let filled = |device: &Device| {
+        let mut storage = device.zeros(DType::F32, 50).expect("memory");
+        storage.fill(3.0);
+        storage
+    };
+    // The second call too, which is made when the device has run everything.
+    let fail = |function: &CStr, error| driver.fail(function, 0, 2, error);
+    let nothing = || driver.fail(c"", 0, 0, 0);
+    let read = |storage: &Storage| storage.read_part(WireType::Bf16, 0..200);
+
+    let device = Device::cuda(0, None).expect("it opens");
+    let mut storage = filled(&device);
+    storage.seal();
+    fail(c"cuMemAllocAsync", OUT_OF_MEMORY);
+    let refused = read(&storage);
+    nothing();
+    assert!(matches!(refused, Err(Error::OutOfMemory { .. })), "{refused:?}");
+    device.settle().expect("the device goes on");
+    assert_eq!(read(&storage).expect("there is memory"), [64, 64].repeat(50));
+    drop((storage, device));
+
+    for function in [
+        c"cuEventCreate",
+        c"cuEventRecord",
+        c"cuEventSynchronize",
+        c"cuMemAllocAsync",
+        c"cuLaunchKernel",
+        c"cuMemcpyDtoHAsync_v2",
+        c"cuStreamSynchronize",
+        c"cuMemFreeAsync",
+    ] {
+        let device = Device::cuda(0, None).expect("it opens");
+        let mut storage = filled(&device);
+        fail(function, ILLEGAL_ADDRESS);
+        storage.seal();
+        let failed = read(&storage);
+        assert!(failed.is_err() && driver.calls(function) > 0, "{function:?}: {failed:?}");
+        device.settle().expect_err("the device has failed");
+        // It works again only when nothing is left that it was told.
+        drop((storage, device));
+        nothing();
+    }
 }
 
 /// All gradients at once find no room on the device.

@@ -376,6 +376,61 @@ fn threads_share_a_device() {
 }
 
 #[test]
+fn every_change_removes_the_mark_of_final_values() {
+    let Some(device) = device() else { return };
+    let payload: Vec<f32> = (0..40).map(|at| at as f32 * 0.7 - 9.0).collect();
+    let payload = bytemuck::cast_slice::<f32, u8>(&payload);
+    let update = Optimizer::new(&OptimizerSpec::new(OptimizerKind::Momentum, 0.1), 10).expect("valid");
+    let update = update.prepare(1, 0.3);
+    let applied = |on: Option<&Arc<Device>>, to: &mut Storage, is_slot: bool| {
+        let mut weights = zeros(on, DType::F32, 40);
+        weights.fill(2.0);
+        let (mut slot, mut next) = (zeros(on, DType::F32, 40), zeros(on, DType::F32, 40));
+        let (slot, next) = if is_slot { (to, &mut next) } else { (&mut slot, to) };
+        update.apply(&weights, Operand::Payload(payload), vec![Slot::InPlace(slot)], next);
+    };
+    let other = |on: Option<&Arc<Device>>| {
+        let mut other = zeros(on, DType::F32, 40);
+        other.fill(0.3);
+        other
+    };
+    let changes: [fn(&mut Storage, &[u8], &Storage); 15] = [
+        |to, _, _| to.fill(5.0),
+        |to, _, _| to.scale(0.3),
+        |to, payload, _| to.write(Operand::Payload(payload)),
+        |to, payload, _| to.place(40, &payload[..80]),
+        |to, _, other| to.place_part(40, other, 0..80),
+        |to, payload, _| to.place_as(40, (WireType::Bf16, &payload[..40]), WireType::F32),
+        |to, _, _| to.round(WireType::Bf16),
+        |to, _, _| to.round_part(WireType::F16, 40..80),
+        |to, payload, _| to.decode(&payload[..80], WireType::F16),
+        |to, _, _| to.change(<[f32]>::reverse).expect("it works"),
+        |to, payload, _| to.merge(Operand::Payload(payload), Merge::Sum(WireType::F32)),
+        |to, payload, other| {
+            to.merge_of(Operand::Payload(payload), Operand::Stored(other), Merge::Sum(WireType::F32));
+        },
+        |to, payload, _| to.mean_of(Operand::Payload(payload), 3),
+        |to, _, _| to.relu(),
+        |to, _, other| to.tanh_slope(other),
+    ];
+    let read = |on: Option<&Arc<Device>>, change: &dyn Fn(&mut Storage)| {
+        let mut values = zeros(on, DType::F32, 40);
+        values.write(Operand::Payload(payload));
+        values.seal();
+        change(&mut values);
+        values.read_part(WireType::F32, 0..160).expect("it works")
+    };
+    for (number, change) in changes.iter().enumerate() {
+        let of = |on| read(on, &|values| change(values, payload, &other(on)));
+        assert!(of(Some(&device)) == of(None), "change {number}");
+    }
+    for is_slot in [false, true] {
+        let of = |on| read(on, &|values| applied(on, values, is_slot));
+        assert!(of(Some(&device)) == of(None), "an update, of a slot: {is_slot}");
+    }
+}
+
+#[test]
 fn memory_that_goes_on_a_thread_of_others_gives_that_thread_no_device() {
     let Some(device) = device() else { return };
     if is_real() {
@@ -391,7 +446,9 @@ fn memory_that_goes_on_a_thread_of_others_gives_that_thread_no_device() {
         });
         thread.join().expect("no panic")
     };
-    assert!(!ends(own) && !ends(exported));
+    let mut sealed = zeros(Some(&device), DType::F32, 8);
+    sealed.seal();
+    assert!(!ends(own) && !ends(exported) && !ends(sealed));
     device.settle().expect("the device goes on");
 }
 

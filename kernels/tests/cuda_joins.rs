@@ -237,8 +237,9 @@ fn taken_over(place: Option<&Place>) -> Vec<Vec<u32>> {
         result::memset_d8_async(memory, 63, BYTES, stream).expect("it works");
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).expect("an event");
         result::event::record(event, stream).expect("it works");
-        device.wait_for_foreign(event.cast());
+        let foreign = kernels::Device::from(device.clone()).foreign(event.cast()).expect("it works");
         result::event::destroy(event).expect("it works");
+        foreign.wait().expect("it works");
         values.copy_from_foreign(memory);
         values.scale(0.3);
         let found = vec![bits(&values)];

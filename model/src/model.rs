@@ -190,8 +190,8 @@ pub trait Model: Send {
     }
 }
 
-/// Receives gradients as they are made, each once: the number of the tensor, and its values. A model
-/// may call it in other threads, one call at a time.
+/// Receives gradients as they are made, each once: the number of the tensor, and its values. A
+/// model may call it in other threads, one call at a time.
 pub type TakeGradient<'a> = dyn FnMut(usize, Values) + Send + 'a;
 
 /// Multiplies floats by `weight`: on their device, or into `memory` if it has room.

@@ -485,8 +485,8 @@ impl Cluster {
         self.submission(job, out, more).output().expect("ebb starts")
     }
 
-    /// Returns the command `ebb submit JOB --follow --out OUT` with further arguments. It waits long
-    /// for a master that is started again: a busy machine starts processes slowly.
+    /// Returns the command `ebb submit JOB --follow --out OUT` with further arguments. It waits
+    /// long for a master that is started again: a busy machine starts processes slowly.
     pub fn submission(&self, job: &Path, out: &Path, more: &[&str]) -> Command {
         let master = ["--master", &self.url, "--master-timeout", "5m"];
         let mut command = ebb([&["submit"][..], &master, &["--follow", "--out"]].concat());

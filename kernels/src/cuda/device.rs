@@ -2,16 +2,18 @@
 //!
 //! Always true here:
 //!
-//! - All kernels run on the stream `compute`, in the order in which operations were called. Storage
-//!   is allocated and freed in that order too. So no operation on storage needs an event.
+//! - All kernels but one run on the stream `compute`, in the order in which operations were called.
+//!   Storage is allocated and freed in that order too. So no operation on storage needs an event.
 //! - An upload runs on a stream of its own, into memory that no kernel uses yet. The call copies
 //!   the payload to page-locked memory and returns, so the payload's memory is the caller's again.
 //!   Kernels that are queued later wait for the upload on the device, and the host does not. An
 //!   upload into other memory waits for what `compute` has been told so far.
 //! - A download runs on a third stream, which waits for what `compute` has been told so far. So
 //!   kernels that are queued later do not wait for it.
-//! - A download of sealed values waits only for what `compute` had been told when they were sealed.
-//!   It has a stream of its own, and so has the kernel that rounds them: nothing else waits there.
+//! - A download of sealed values, and the kernel that encodes them, run on a stream of their own.
+//!   The host tells it of them when `compute` has run what it had been told when they were sealed.
+//!   So nothing waits on this stream.
+//! - Events of other libraries are waited for on a stream that does nothing else.
 //! - The tracking of cudarc's slices is not used: it does not order a second reader, or the first
 //!   use of memory on another stream.
 //! - A call of the driver that fails is kept until [`Device::settle`] is asked. From then on the
@@ -42,6 +44,9 @@ use crate::error::Error;
 /// is looked for: 12.0.
 const VERSION_MIN: i32 = 12_000;
 
+/// A thread that waits for such an event sleeps.
+const SLEEPS: Option<sys::CUevent_flags> = Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+
 /// Bytes for an address on the PCI bus, with the zero behind it. The driver needs 13.
 const PCI_ADDRESS_MAX: usize = 32;
 
@@ -56,6 +61,8 @@ pub struct Device {
     downloads: Arc<CudaStream>,
     /// Downloads of sealed values.
     early: Arc<CudaStream>,
+    /// Waits for other libraries.
+    foreign: Arc<CudaStream>,
     module: sys::CUmodule,
     kernels: BTreeMap<&'static str, sys::CUfunction>,
     /// Whether memory is allocated in the order of a stream.
@@ -160,7 +167,8 @@ impl Device {
         let pools = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         let pooled = context.attribute(pools).map_err(failed("say its attributes"))? > 0;
         let stream = || context.new_stream().map_err(failed("make a stream"));
-        let (compute, uploads, downloads, early) = (stream()?, stream()?, stream()?, stream()?);
+        let [compute, uploads, downloads, early, foreign] =
+            [stream()?, stream()?, stream()?, stream()?, stream()?];
 
         let module = compiler::load(major * 10 + minor, cache, |ptx| {
             let ptx = CString::new(ptx).unwrap_or_default();
@@ -187,6 +195,7 @@ impl Device {
             uploads,
             downloads,
             early,
+            foreign,
             module,
             kernels,
             pooled,
@@ -219,11 +228,6 @@ impl Device {
         let expected: Vec<_> =
             left.iter().zip(&right).map(|(left, right)| (left + right).to_bits()).collect();
         if found == expected { Ok(()) } else { Err(Error::Wrong { ordinal: self.ordinal, found, expected }) }
-    }
-
-    /// Returns the stream of all kernels.
-    pub(super) fn stream(&self) -> sys::CUstream {
-        self.compute.cu_stream()
     }
 
     /// Makes the device current on this thread.
@@ -487,7 +491,21 @@ impl Device {
     /// Returns the event of all operations so far.
     pub(super) fn now(&self) -> Result<CudaEvent, Error> {
         self.works()?;
-        self.compute.record_event(None).map_err(|error| self.failed("compute", error))
+        self.compute.record_event(SLEEPS).map_err(|error| self.failed("compute", error))
+    }
+
+    /// Returns the event that comes when one of another library has come. That one is the caller's
+    /// again.
+    ///
+    /// # Safety
+    /// It is an event of this device, and was recorded.
+    pub(super) unsafe fn after(&self, event: sys::CUevent) -> Result<CudaEvent, Error> {
+        self.works()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the caller's promise.
+        let waits = unsafe { result::stream::wait_event(self.foreign.cu_stream(), event, flags) };
+        let after = waits.and_then(|()| self.foreign.record_event(SLEEPS));
+        after.map_err(|error| self.failed("wait for another library", error))
     }
 
     /// Drops an event.
@@ -499,11 +517,11 @@ impl Device {
     }
 
     /// Copies f32 values in the type `wire` to memory of the host. It waits for the event `sealed`,
-    /// and not for operations after it.
+    /// and not for operations after it. If there is no memory for encoded values, the device goes
+    /// on.
     ///
-    /// # Safety
-    /// The values of `to` lie at `from`, and have been written when the event comes. Nothing changes
-    /// or frees them before this returns.
+    /// # Safety The values of `to` lie at `from`, and have been written when the event comes.
+    /// Nothing changes or frees them before this returns.
     pub(super) unsafe fn download_sealed(
         &self,
         sealed: &CudaEvent,
@@ -516,7 +534,9 @@ impl Device {
         }
         self.works()?;
         let failed = |error| self.failed("send values", error);
-        self.early.wait(sealed).map_err(failed)?;
+        // Not on the stream: there, values that have come would wait behind these. And a copy to
+        // memory that is not page-locked would wait inside the driver.
+        sealed.synchronize().map_err(failed)?;
         let encoded = match wire.rounds() {
             true => Some(self.allocate_on(Some(&self.early), to.len())?),
             false => None,

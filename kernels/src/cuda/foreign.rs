@@ -1,35 +1,49 @@
 //! Copies between storage on a device and memory there that another library of this process has
 //! allocated, such as the tensors of libtorch.
 //!
-//! The streams of that library and those of a [`Device`] do not wait for each other by themselves. So
-//! the caller waits for the library first, or lets the device wait for an event of the library. And
+//! The streams of that library and those of a [`Device`](super::Device) do not wait for each other.
+//! So the caller waits for the library first, or for an [event](ForeignEvent) of the library. And
 //! it waits for the device afterwards.
 #![expect(unsafe_code, reason = "the memory is known by its address alone")]
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
-use cudarc::driver::result;
-use cudarc::driver::sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+use cudarc::driver::CudaEvent;
 
 use super::Device;
 use super::launch::Address;
+use crate::error::Error;
 use crate::storage::Storage;
 
-impl Device {
-    /// Lets operations that are called later wait for an event of the same device, which another
-    /// library has recorded. The host does not wait, and the event is the caller's again.
+/// An event of another library on a device: all that the library had told one of its streams.
+#[derive(Debug)]
+pub struct ForeignEvent {
+    device: Arc<Device>,
+    event: CudaEvent,
+}
+
+impl ForeignEvent {
+    /// Takes an event that was recorded. The caller may drop it then.
+    ///
+    /// # Errors
+    /// The device failed.
     ///
     /// # Safety
     /// It is an event of the driver (`CUevent`, or `cudaEvent_t`) of this device.
-    pub unsafe fn wait_for_foreign(&self, event: *mut c_void) {
-        let waits = || {
-            self.bind()?;
-            // SAFETY: the caller's promise.
-            let waits =
-                unsafe { result::stream::wait_event(self.stream(), event.cast(), CU_EVENT_WAIT_DEFAULT) };
-            waits.map_err(|error| self.failed("wait for another library", error))
-        };
-        self.note(waits());
+    pub(crate) unsafe fn new(device: &Arc<Device>, event: *mut c_void) -> Result<Self, Error> {
+        // SAFETY: the caller's promise.
+        let event = unsafe { device.after(event.cast()) }?;
+        Ok(Self { device: device.clone(), event })
+    }
+
+    /// Sleeps until the event has come.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub fn wait(&self) -> Result<(), Error> {
+        let waited = self.event.synchronize();
+        waited.map_err(|error| self.device.failed("wait for another library", error))
     }
 }
 
@@ -52,8 +66,7 @@ impl Storage {
     ///
     /// # Safety
     /// There are as many bytes at `address`, which the device reaches. What has written them has
-    /// ended, or the device [waits](crate::Device::wait_for_foreign) for its end. They stay as they
-    /// are until [`Device::settle`](crate::Device::settle) returns.
+    /// ended, and they stay as they are until [`Device::settle`](crate::Device::settle) returns.
     pub unsafe fn copy_from_foreign(&mut self, address: u64) {
         let bytes = self.size();
         let buffer = self.device_mut().expect("storage on a device");

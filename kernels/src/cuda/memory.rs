@@ -307,6 +307,9 @@ impl Buffer {
             let mut values = vec![0; part.len() / DType::F32.size() * wire.size()];
             // SAFETY: the values are inside the buffer, and nobody changes them before it returns.
             let copied = unsafe { self.device.download_sealed(sealed, from, wire, &mut values) };
+            if let Err(error @ Error::OutOfMemory { .. }) = copied {
+                return Err(error);
+            }
             self.device.note(copied);
             return self.device.check().map(|()| values);
         }

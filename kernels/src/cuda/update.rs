@@ -134,8 +134,13 @@ impl<'a> Batch<'a> {
 /// The panics of [`Update::apply`], and if a slot or the weights lie on no device or another one.
 pub(crate) fn apply_all<'a>(passes: impl IntoIterator<Item = update::Pass<'a>>) {
     let mut collected: Option<Batch<'a>> = None;
-    for update::Pass { update, weights, gradient, slots, next } in passes {
+    for update::Pass { update, weights, gradient, mut slots, next } in passes {
         assert!(!update.needs_norms(), "an update without the norms that it needs: {update:?}");
+        for slot in &mut slots {
+            let (Slot::InPlace(written) | Slot::Moved { to: written, .. }) = slot;
+            written.unseal();
+        }
+        next.unseal();
         let next: &'a Storage = next;
         let buffer = next.on_any_device().unwrap_or_else(|| panic!("the next weights lie on no device"));
         let here = |storage: &Storage, what| here(storage, what, buffer, next.size(), "the next weights");

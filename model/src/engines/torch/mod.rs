@@ -4,6 +4,7 @@
 //! network. `shim.cpp` has functions that `tch` lacks. Results depend neither on libtorch's
 //! generators nor on earlier computations.
 
+mod beside;
 mod builtin;
 mod convnet;
 mod layers;

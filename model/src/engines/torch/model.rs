@@ -18,8 +18,9 @@ use proto::spec::{Autocast, Loss, ModelSpec};
 use proto::tensor::{DType, TensorRole, TensorSpec, Values};
 use tch::{Kind, TchError, Tensor};
 
+use super::beside::beside;
 use super::network::{Mode, Named, Network, device, failed};
-use super::on_device::OnDevice;
+use super::on_device::{OnDevice, Told};
 use super::{loss, settings, shim};
 use crate::engines::outputs::{self, detached};
 use crate::error::{Error, Result};
@@ -170,45 +171,89 @@ impl<N: Network> TorchModel<N> {
         memory: &dyn Allocator,
         take: &mut TakeGradient<'_>,
     ) -> Result<()> {
-        let leaves = |index: &usize| is_parameter(&self.tensors[*index]);
-        let leaves: Vec<_> = (0..self.tensors.len()).filter(leaves).collect();
+        let left = match &self.on_device {
+            Some(on_device) => self.pass_on(on_device, loss, weight, take)?,
+            None => self.pass(loss, weight, memory, take)?,
+        };
+        self.rest(&left, take)
+    }
+
+    /// Returns the leaves of the backward pass, and the number of each among the tensors.
+    fn leaves(&self) -> (Vec<usize>, Vec<&Tensor>) {
+        let leaves = self.tensors.iter().enumerate().filter(|(_, named)| is_parameter(named));
+        leaves.map(|(index, named)| (index, &named.tensor)).unzip()
+    }
+
+    /// Computes gradients. On the CPU `take` gets each in the pass, on a device after it. Returns
+    /// the tensors that have none.
+    fn pass(
+        &self,
+        loss: &Tensor,
+        weight: f32,
+        memory: &dyn Allocator,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<BTreeSet<usize>> {
+        let failed = failed("gradients");
+        let (leaves, tensors) = self.leaves();
         let mut left: BTreeSet<usize> = (0..self.tensors.len()).collect();
-        let mut result = Ok(());
-        // Gradients that are still in use on the device, or are fetched in the end.
-        let mut kept = Vec::new();
-        let (device, on_device) = (self.device, self.on_device.as_ref());
+        let (mut result, mut kept, device) = (Ok(()), Vec::new(), self.device);
         let mut made = |leaf: usize, gradient: Tensor| {
             let tensor = leaves[leaf];
             if !gradient.defined() || result.is_err() || !left.remove(&tensor) {
                 return;
             }
-            let values = match on_device {
-                Some(on_device) => on_device.copied(&gradient, weight).map(|(values, read)| {
-                    kept.push((tensor, read));
-                    values
-                }),
-                None if device == tch::Device::Cpu => {
-                    read_weighted(&gradient, weight, memory).map_err(failed("gradients"))
-                }
-                None => return kept.push((tensor, gradient)),
-            };
-            match values {
+            if device != tch::Device::Cpu {
+                return kept.push((tensor, gradient));
+            }
+            match read_weighted(&gradient, weight, memory) {
                 Ok(values) => take(tensor, values),
                 Err(error) => result = Err(error),
             }
         };
-        let tensors: Vec<_> = leaves.iter().map(|&leaf| &self.tensors[leaf].tensor).collect();
-        let passed = self.hooked.backward(loss, &tensors, &mut made);
-        // Also after a failure: copies of what was made are under way.
-        let settled = on_device.map_or(Ok(()), OnDevice::settle_gradients);
-        passed.map_err(|reason| Error::Engine { what: "gradients".to_owned(), reason })?;
-        result.and(settled)?;
-        if on_device.is_none() {
-            for (tensor, gradient) in kept {
-                take(tensor, read_weighted(&gradient, weight, memory).map_err(failed("gradients"))?);
-            }
+        self.hooked.backward(loss, &tensors, &mut made).map_err(engine)?;
+        result.map_err(failed)?;
+        for (tensor, gradient) in kept {
+            take(tensor, read_weighted(&gradient, weight, memory).map_err(failed)?);
         }
-        self.rest(&left, take)
+        Ok(left)
+    }
+
+    /// Computes gradients on a device that the kernels reach. The host tells the device the whole
+    /// pass meanwhile, so a thread waits for each gradient and hands it over. Returns the tensors
+    /// that have none.
+    fn pass_on(
+        &self,
+        on_device: &OnDevice,
+        loss: &Tensor,
+        weight: f32,
+        take: &mut TakeGradient<'_>,
+    ) -> Result<BTreeSet<usize>> {
+        let (leaves, tensors) = self.leaves();
+        let mut left: BTreeSet<usize> = (0..self.tensors.len()).collect();
+        // Their copies are under way.
+        let mut kept = Vec::new();
+        let hand_over = |(tensor, told): (usize, Result<Told>)| {
+            let told = told?;
+            let values = on_device.weighted(&told, weight)?;
+            kept.push(told);
+            if left.remove(&tensor) {
+                take(tensor, values);
+            }
+            Ok(())
+        };
+        let pass = |tell: &(dyn Fn((usize, Result<Told>)) + Sync)| {
+            let mut made = |leaf: usize, gradient: Tensor| {
+                if gradient.defined() {
+                    tell((leaves[leaf], on_device.told(&gradient)));
+                }
+            };
+            self.hooked.backward(loss, &tensors, &mut made).map_err(engine)
+        };
+        let passed = beside(pass, hand_over);
+        // Also after an error.
+        let settled = on_device.settle_gradients();
+        drop(kept);
+        passed.and(settled).map(|()| left)
     }
 
     /// Hands over the new state, and zeros for parameters that took no part in the loss.
@@ -398,6 +443,10 @@ impl<N: Network> Model for TorchModel<N> {
     fn export(&mut self) -> Result<BTreeMap<String, Vec<u8>>> {
         self.network.export()
     }
+}
+
+fn engine(reason: String) -> Error {
+    Error::Engine { what: "gradients".to_owned(), reason }
 }
 
 /// Returns the outputs for a batch as a column.

@@ -1,15 +1,15 @@
 //! Weights and gradients of a network on a CUDA device, which cross within the device between
 //! tensors of libtorch and memory of the kernels (ADR 62).
 //!
-//! Always true here: the streams of the two do not wait for each other by themselves. Before the
-//! kernels touch a tensor, the host waits for libtorch, or they wait for an event of libtorch. And
-//! the host waits for the kernels before libtorch touches it, or its memory.
+//! Always true here: the streams of the two do not wait for each other. So the host waits for
+//! libtorch before the kernels touch a tensor, and for the kernels before libtorch touches it, or
+//! its memory.
 //!
 //! No line of this file has run on a real device.
 #![expect(unsafe_code, reason = "the kernels reach a tensor by its address")]
 
 use data::{Batch, Column};
-use kernels::{Device, Storage};
+use kernels::{Device, ForeignEvent, Storage};
 use proto::tensor::{DType, Values};
 use tch::{Kind, Tensor};
 
@@ -27,6 +27,15 @@ const GRADIENTS: &str = "copy gradients within the device";
 pub(super) struct OnDevice {
     device: Device,
     index: i64,
+}
+
+/// A gradient that the device was told to compute.
+#[derive(Debug)]
+pub(super) struct Told {
+    /// Contiguous floats.
+    tensor: Tensor,
+    /// When they are there.
+    event: ForeignEvent,
 }
 
 impl OnDevice {
@@ -49,27 +58,34 @@ impl OnDevice {
         &self.device
     }
 
-    /// Returns a copy of a gradient times `weight` in memory of the kernels, which have it when they
-    /// have waited for libtorch. The host waits for neither. The tensor is for the caller to keep
-    /// until it has [settled](Self::settle_gradients): the copy reads it.
+    /// Takes a gradient that this thread has told the device to compute.
     ///
     /// # Errors
     /// The device has too little free memory, or failed.
-    pub(super) fn copied(&self, gradient: &Tensor, weight: f32) -> Result<(Values, Tensor)> {
-        let failed = failed(GRADIENTS);
-        let weighted = gradient.f_mul_scalar(f64::from(weight)).and_then(|tensor| flat(&tensor));
-        let weighted = weighted.map_err(failed)?;
+    pub(super) fn told(&self, gradient: &Tensor) -> Result<Told> {
         let engine = |reason| Error::Engine { what: GRADIENTS.to_owned(), reason };
-        let mut storage =
-            self.device.zeros(DType::F32, weighted.numel()).map_err(|error| engine(error.to_string()))?;
-        let made = Event::now(tch::Device::Cuda(self.index as usize)).map_err(engine)?;
-        // SAFETY: an event of this device. So many contiguous floats lie there when it has come, and
-        // the caller keeps them.
-        unsafe {
-            self.device.wait_for_foreign(made.handle());
-            storage.copy_from_foreign(address(&weighted));
-        }
-        Ok((storage.into(), weighted))
+        let tensor = flat(gradient).map_err(failed(GRADIENTS))?;
+        let event = Event::now(tch::Device::Cuda(self.index as usize)).map_err(engine)?;
+        // SAFETY: an event of this device.
+        let event = unsafe { self.device.foreign(event.handle()) };
+        Ok(Told { tensor, event: event.map_err(|error| engine(fault::of_failed(&error)))? })
+    }
+
+    /// Waits for a gradient, and returns it times `weight` in memory of the kernels. The caller
+    /// keeps what was told until the gradients have [settled](Self::settle_gradients): they are
+    /// copied.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or failed.
+    pub(super) fn weighted(&self, told: &Told, weight: f32) -> Result<Values> {
+        let engine = |reason| Error::Engine { what: GRADIENTS.to_owned(), reason };
+        told.event.wait().map_err(|error| engine(fault::of_failed(&error)))?;
+        let storage = self.device.zeros(DType::F32, told.tensor.numel());
+        let mut storage = storage.map_err(|error| engine(error.to_string()))?;
+        // SAFETY: libtorch has written so many contiguous floats there, and the caller keeps them.
+        unsafe { storage.copy_from_foreign(address(&told.tensor)) };
+        storage.scale(weight);
+        Ok(storage.into())
     }
 
     /// Waits until all gradients so far were copied.
