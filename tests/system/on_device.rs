@@ -5,6 +5,7 @@
 
 mod checkpoints;
 mod crashes;
+mod early;
 mod same_bits;
 mod uuids;
 mod waits;

@@ -63,11 +63,7 @@ impl Merging {
             values = sum;
         }
         match &self.maker {
-            Some(maker) => {
-                // So a carrier can read them while the device computes the others.
-                values::seal(&mut values);
-                maker.tell(tensor, values);
-            }
+            Some(maker) => maker.tell(tensor, values),
             None => self.made[tensor] = Some(values),
         }
     }

@@ -11,7 +11,7 @@
 // which seed to use (`fake_seed`), which order to forget (`fake_mutate`), and which call fails
 // (`fake_fail`). Other processes are told by the environment: `EBB_TEST_SEED`, and
 // `EBB_TEST_FAIL=cuLaunchKernel:40:700` for the call of this number, from 0 on, and its error. They
-// ask what was called (`fake_count`, `fake_called`), and what has not run yet (`fake_waiting`).
+// ask what was called (`fake_count`, `fake_called`), and which kernels have not run yet (`fake_waiting`).
 //
 // Memory that is exported lies in a file without a name from then on. Its handle names the process
 // and the descriptor, and a process of this user opens the file through `/proc`. So exported memory
@@ -491,12 +491,13 @@ DRIVER long fake_called(int call) {
     return CALLED[call];
 }
 
-// Returns the number of operations that have not run yet.
+// Returns the number of kernels that have not run yet.
 DRIVER long fake_waiting() {
     LOCKED;
+    const auto is_kernel = [](const Operation& operation) { return operation.module != nullptr; };
     long waiting = 0;
     for (const Stream* stream : STREAMS) {
-        waiting += stream->waiting.size();
+        waiting += std::count_if(stream->waiting.begin(), stream->waiting.end(), is_kernel);
     }
     return waiting;
 }

@@ -144,7 +144,7 @@ impl Driver {
         unsafe { self.function::<unsafe extern "C" fn(c_int) -> c_long>(c"fake_called")(call as c_int) }
     }
 
-    /// Returns the number of operations that have not run yet.
+    /// Returns the number of kernels that have not run yet.
     pub fn waiting(&self) -> c_long {
         // SAFETY: the type of the function in `driver.cpp`.
         unsafe { self.function::<unsafe extern "C" fn() -> c_long>(c"fake_waiting")() }

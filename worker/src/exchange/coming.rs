@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{self, Stream, StreamExt as _};
+use kernels::values;
 use proto::tensor::{ChunkValues, Values};
 use tokio::sync::watch;
 
@@ -28,8 +29,10 @@ struct State {
 }
 
 impl SumMaker {
-    /// Tells the values of a tensor, once for each.
-    pub fn tell(&self, tensor: usize, values: Values) {
+    /// Tells the values of a tensor, once for each. A carrier can read those on a device while the
+    /// device computes others.
+    pub fn tell(&self, tensor: usize, mut values: Values) {
+        values::seal(&mut values);
         self.0.send_modify(|state| state.told.push((tensor, values.into())));
     }
 
